@@ -1,4 +1,4 @@
-"""What one simulation run says: plain records that the table, JSON, HTML and Chrome trace are made of."""
+"""What one simulation run says: the plain records that every report is made from."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class PoolMap:
 
     Attributes:
         time_s: Simulated time in seconds.
-        owners: uint16 [cells]; 0 free, 1 cached in the prefix tree and unused, 2 reserved ahead of
-            need, 3 shared by several running requests, 4 + (row - 1) private to the request in
-            table row `row`. A mixed cell shows its most frequent owner, ties to the lower number.
+        owners: uint16 [cells], cell i for slots `[i * slots_per_cell, (i + 1) * slots_per_cell)`,
+            slot 0 being the sink; 0 free, 1 cached in the prefix tree and unused, 2 reserved
+            ahead of need, 3 shared by several running requests, 4 + (row - 1) private to the
+            request in table row `row`. A mixed cell shows its most frequent owner, ties to the
+            lower number.
     """
 
     time_s: float
@@ -51,7 +53,7 @@ class ArmResult:
             `cached_share`, `reserved_share`, `running`, `moved_rows` (cumulative).
         run_histogram: int64 [24]; entry k counts runs of 2**k .. 2**(k+1)-1 slots over the running
             requests, summed over samples.
-        first_map, last_map, maps: Pool maps over time, in order of time.
+        maps: Pool maps over time, in order of time.
         slices: Steps for the Chrome trace; empty unless asked for.
     """
 

@@ -1,0 +1,28 @@
+"""Settings: one frozen model, read from a file and the environment only when asked."""
+
+from kvdefrag.config.loading import Loaded, load_config, load_with_origins
+from kvdefrag.config.model import Config
+from kvdefrag.config.sections import (
+    Attention,
+    Consumer,
+    Mechanisms,
+    Observe,
+    Placement,
+    Relocation,
+)
+from kvdefrag.config.text import as_yaml, default_file
+
+__all__ = [
+    "Attention",
+    "Config",
+    "Consumer",
+    "Loaded",
+    "Mechanisms",
+    "Observe",
+    "Placement",
+    "Relocation",
+    "as_yaml",
+    "default_file",
+    "load_config",
+    "load_with_origins",
+]

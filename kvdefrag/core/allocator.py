@@ -1,0 +1,315 @@
+"""The slot allocator: SGLang's contract, kvdefrag's placement."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvdefrag.core.demand import Demand, IntArray, Kind
+from kvdefrag.core.free_list import FifoFreeList, FreeList, SortedFreeList
+from kvdefrag.core.host_two_ended import HostTwoEndedFreeList
+from kvdefrag.core.readback import Readback
+from kvdefrag.core.reservation import Reservations
+from kvdefrag.core.slot_checks import Checks, make_checks
+from kvdefrag.core.two_ended import TwoEndedFreeList
+from kvdefrag.errors import ConfigError, IntegrityError, SlotError
+
+Discipline = Literal["fifo", "sorted", "two_ended"]
+TwoEnded = TwoEndedFreeList | HostTwoEndedFreeList
+
+
+class SlotAllocator:
+    """Hands out KV slots 1..size and takes them back.
+
+    Args:
+        size: Number of slots; slot 0 is the sink and never handed out.
+        table: int32 [rows, width], the engine's `req_to_token`; needed for reservation.
+        page: Slots to an aligned page, a power of two.
+        discipline: `fifo` and `sorted` are SGLang's orders, slot for slot.
+        reservation: Let each row own the rest of its last page, taken a page at a time.
+        reorder_interval: Decode allocations between two renewals of the two-ended order.
+        checks: What a wrong free does: raise, be counted and ignored, or go unseen.
+        device: Where the free list lives.
+        readback: Late results from the device; by default delivered at once (CPU).
+
+    Raises:
+        ConfigError: `page` is no power of two, or reservation lacks a table or two ends.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        table: Tensor | None = None,
+        page: int = 64,
+        discipline: Discipline = "two_ended",
+        reservation: bool = False,
+        reorder_interval: int = 16,
+        checks: Checks = "strict",
+        device: torch.device | str = "cpu",
+        readback: Readback | None = None,
+    ) -> None:
+        self.size = size
+        self.page = page
+        self.discipline: Discipline = discipline
+        self._device = torch.device(device)
+        self._reorder_interval = reorder_interval
+        self._since_reorder = 0
+        _check_page(page)
+        self.checks = make_checks(size, checks, self._device)
+        self.free_list = _make_free_list(size, discipline, page, self._device, readback)
+        self._two_ended = self.free_list if isinstance(self.free_list, TwoEnded) else None
+        self.reservations = _make_reservations(table, page, reservation, discipline)
+        self._group: list[Tensor] | None = None
+
+    @property
+    def two_ended(self) -> TwoEnded | None:
+        """The two-ended list, or None under SGLang's own orders."""
+        return self._two_ended
+
+    def available_size(self) -> int:
+        """Return the number of free slots; reserved ones are not among them."""
+        return self.free_list.available()
+
+    def reserved_size(self) -> int:
+        """Return the number of slots that rows hold beyond their allocated length."""
+        return self.reservations.size() if self.reservations else 0
+
+    def slots_needed(self, demand: Demand) -> int:
+        """Return how many free slots `demand` would like, whole pages included.
+
+        An engine that evicts before it allocates makes room for so many; with fewer the demand
+        is still served as long as the slots themselves are there.
+        """
+        if self.reservations is not None:
+            lack = self.reservations.lacking(demand)
+            pages = self.reservations.pages_for(demand, lack)
+            return int(np.where(pages > 0, pages * self.page, lack).sum())
+        if self._two_ended is not None and demand.kind is Kind.EXTEND:
+            return int((-(-demand.counts // self.page)).sum()) * self.page
+        return demand.total
+
+    def alloc(self, count: int) -> Tensor | None:
+        """Hand out `count` slots for an unnamed purpose.
+
+        Returns:
+            int64 [count], or None if fewer are free; nothing changes then.
+
+        Raises:
+            SlotError: `count` is negative.
+        """
+        if count < 0:
+            raise SlotError(f"cannot allocate {count} slots: the count must be 0 or more")
+        if not self._make_room(count):
+            return None
+        return self._taken(self._take_back(count))
+
+    def alloc_for(self, demand: Demand) -> Tensor | None:
+        """Hand out the slots of `demand`, placed for what they are for.
+
+        Slots beyond those asked for are written into the rows as reserved; the caller writes
+        the returned ones.
+
+        Returns:
+            int64 [sum(counts)] in request order, or None if too few are free; nothing changes
+            then but reservations of others that were given back.
+        """
+        if self.reservations is not None:
+            return self._alloc_reserved(demand, self.reservations)
+        if not self._make_room(demand.total):
+            return None
+        if demand.kind is Kind.EXTEND and self._two_ended is not None:
+            return self._alloc_aligned(demand)
+        return self._taken(self._take_back(demand.total))
+
+    def free(self, slots: Tensor) -> None:
+        """Take slots back.
+
+        Raises:
+            SlotError: Under `strict`, a slot is not live, out of range or named twice; nothing
+                is freed then.
+        """
+        if slots.shape[0] == 0:
+            return
+        if self._group is not None:
+            # Cloned: the caller may rewrite its table row before the group ends.
+            self._group.append(slots.to(torch.int64, copy=True))
+            return
+        self._give(slots.to(torch.int64))
+
+    def free_group_begin(self) -> None:
+        """Hold back frees until `free_group_end()`."""
+        self._group = []
+
+    def free_group_end(self) -> None:
+        """Free what was held back, as one call."""
+        group, self._group = self._group, None
+        if group:
+            self.free(torch.cat(group))
+
+    @property
+    def in_free_group(self) -> bool:
+        """Whether frees are being held back."""
+        return self._group is not None
+
+    def release(self, row: int, length: int) -> None:
+        """Take back what `row` holds beyond `length` tokens, as its request leaves it."""
+        if self.reservations is None:
+            return
+        self.free(self.reservations.give_back(row, length))
+        self.reservations.forget(row)
+
+    def clear(self) -> None:
+        """Make every slot free again."""
+        self.free_list.clear(self.size)
+        self.checks.clear(self.size)
+        self._group = None
+        if self.reservations is not None:
+            self.reservations.clear()
+
+    def resize(self, size: int) -> None:
+        """Hold 1..size from now on, all free."""
+        self.size = size
+        self.clear()
+
+    def free_slots(self) -> Tensor:
+        """Return a copy of the free slots, int64, in list order."""
+        return self.free_list.slots().clone()
+
+    def commit_moves(self, src: Tensor, dst: Tensor) -> None:
+        """Note that rows moved from `src` to `dst`, both int64 [n]; equal pairs change nothing."""
+        self.checks.moved(src, dst)
+
+    def check_integrity(self) -> None:
+        """Raise `IntegrityError` unless the free list is a set within 1..size, as long as counted."""
+        slots = self.free_slots().cpu()
+        distinct = torch.unique(slots).shape[0]
+        outside = int(((slots < 1) | (slots > self.size)).sum())
+        if distinct != self.available_size() or slots.shape[0] != distinct or outside:
+            raise IntegrityError(
+                f"free list: {self.available_size()} counted, {slots.shape[0]} listed, "
+                f"{distinct} distinct, {outside} outside 1..{self.size}"
+            )
+
+    def _alloc_aligned(self, demand: Demand) -> Tensor:
+        # Each prompt starts on a page boundary; what is left of its last page stays free.
+        self._before_extend()
+        page = self.page
+        padded = (-(-demand.counts // page)) * page
+        if int(padded.sum()) > self.free_list.available():
+            return self._taken(self.free_list.take_front(demand.total))
+        taken = self.free_list.take_front(int(padded.sum()))
+        ends = np.cumsum(padded)
+        starts = ends - padded
+        pieces = [
+            (int(s), int(n), int(e)) for s, n, e in zip(starts, demand.counts, ends, strict=True)
+        ]
+        self.free_list.put(torch.cat([taken[s + n : e] for s, n, e in pieces]))
+        return self._taken(torch.cat([taken[s : s + n] for s, n, _ in pieces]))
+
+    def _alloc_reserved(self, demand: Demand, book: Reservations) -> Tensor | None:
+        lack = book.lacking(demand)
+        wanting = np.flatnonzero(lack)
+        if wanting.size:
+            if demand.kind is Kind.EXTEND:
+                self._before_extend()
+            if not self._make_room(int(lack.sum()), demand):
+                return None
+            self._fill_rows(demand, lack, wanting, book)
+        self._tick()
+        book.commit(demand)
+        return book.read(demand)
+
+    def _fill_rows(
+        self, demand: Demand, lack: IntArray, wanting: IntArray, book: Reservations
+    ) -> None:
+        pages = book.pages_for(demand, lack)
+        spare = self.available_size() - int(lack.sum())
+        limit = self._two_ended.whole_pages() if self._two_ended is not None else 0
+        for i in wanting:
+            row, need = int(demand.rows[i]), int(lack[i])
+            start = int(demand.starts[i] + demand.counts[i]) - need
+            extra = int(pages[i]) * self.page - need
+            if demand.kind is Kind.EXTEND:
+                whole = pages[i] > 0 and extra <= spare
+            else:
+                whole = 0 < pages[i] <= limit and extra <= spare
+            if whole:
+                slots = self.free_list.take_front(need + extra)
+                spare, limit = spare - extra, limit - int(pages[i])
+            elif demand.kind is Kind.EXTEND:
+                slots = self.free_list.take_front(need)
+            else:
+                slots = self.free_list.take_back(need)
+            book.write(row, start, self._taken(slots))
+
+    def _make_room(self, count: int, demand: Demand | None = None) -> bool:
+        # Reserved slots go back first when slots run out: all but those that are asked for now.
+        if count <= self.available_size() or self.reservations is None:
+            return count <= self.available_size()
+        book = self.reservations
+        keep = book.allocated.copy()
+        if demand is not None:
+            keep[demand.rows] = demand.starts + demand.counts
+        for row in np.flatnonzero(book.held > keep):
+            if count <= self.available_size():
+                break
+            self._give(book.give_back(int(row), int(keep[row])))
+        return count <= self.available_size()
+
+    def _before_extend(self) -> None:
+        if self._two_ended is not None and self._two_ended.dirty:
+            self._two_ended.reorder()
+            self._since_reorder = 0
+
+    def _take_back(self, count: int) -> Tensor:
+        self._tick()
+        return self.free_list.take_back(count)
+
+    def _tick(self) -> None:
+        if self._two_ended is None:
+            return
+        self._since_reorder += 1
+        if self._since_reorder >= self._reorder_interval and self._two_ended.dirty:
+            self._two_ended.reorder()
+            self._since_reorder = 0
+
+    def _give(self, slots: Tensor) -> None:
+        self.free_list.put(self.checks.admit(slots))
+
+    def _taken(self, slots: Tensor) -> Tensor:
+        self.checks.taken(slots)
+        return slots
+
+
+def _check_page(page: int) -> None:
+    if page < 2 or page & (page - 1):
+        raise ConfigError(f"page: {page} is not allowed; it must be a power of two, 2 or more")
+
+
+def _make_free_list(
+    size: int, discipline: Discipline, page: int, device: torch.device, readback: Readback | None
+) -> FreeList:
+    if discipline == "fifo":
+        return FifoFreeList(size, device=device)
+    if discipline == "sorted":
+        return SortedFreeList(size, device=device)
+    if device.type == "cpu" and readback is None:
+        return HostTwoEndedFreeList(size, page=page)
+    return TwoEndedFreeList(size, page=page, device=device, readback=readback or Readback(0))
+
+
+def _make_reservations(
+    table: Tensor | None, page: int, reservation: bool, discipline: Discipline
+) -> Reservations | None:
+    if not reservation:
+        return None
+    if table is None or discipline != "two_ended":
+        raise ConfigError(
+            f"placement.reservation: true needs the engine's table and placement.free_list "
+            f"two_ended, not {discipline}"
+        )
+    return Reservations(table, page)

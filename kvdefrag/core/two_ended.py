@@ -1,0 +1,175 @@
+"""The two-ended free list on any device: prompts take whole pages, decode partly used ones.
+
+Canonical order, front to back: pages by free slots, most first; then by page number; then by
+slot. So whole free pages lie at the front, ascending, and the densest partly used pages at the
+back. Taking is a slice from either end. Freed slots wait aside until `reorder()`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvdefrag.core.readback import Readback
+
+
+class TwoEndedFreeList:
+    """Free slots in canonical order, kept by one sort per `reorder()` and no host wait.
+
+    Args:
+        size: Slots 1..size.
+        page: Slots to an aligned page, a power of two.
+        device: Where the list lives.
+        readback: Brings the number of whole pages back to the host, some steps late.
+    """
+
+    def __init__(self, size: int, *, page: int, device: torch.device, readback: Readback) -> None:
+        self._page = page
+        self._device = device
+        self._readback = readback
+        self._epoch = 0
+        self.clear(size)
+
+    def clear(self, size: int) -> None:
+        self._size = size
+        self._pages = size // self._page + 1
+        self.violation = torch.zeros((), dtype=torch.bool, device=self._device)
+        self._order = torch.arange(1, size + 1, dtype=torch.int64, device=self._device)
+        self._low, self._high = 0, size
+        self._pending: list[Tensor] = []
+        self._pending_count = 0
+        self._substituted = True
+        self._front_aligned = False
+        self._epoch += 1
+        # Page 0 holds the sink; the last page is whole only if its last slot is.
+        self._whole_bound = (size + 1) // self._page - 1
+        self.reorder()
+
+    @property
+    def dirty(self) -> bool:
+        """Whether slots were freed or substituted since the last `reorder()`."""
+        return self._pending_count > 0 or self._substituted
+
+    @property
+    def substituted(self) -> bool:
+        """Whether the order must be renewed before anything is taken."""
+        return self._substituted
+
+    def available(self) -> int:
+        return self._high - self._low + self._pending_count
+
+    def whole_pages(self) -> int:
+        """Return how many whole free pages surely lie at the front: a lower bound."""
+        return self._whole_bound if self._front_aligned and not self._substituted else 0
+
+    def take_front(self, count: int) -> Tensor:
+        self._ready(count)
+        taken = self._order[self._low : self._low + count]
+        self._low += count
+        self._whole_bound = max(0, self._whole_bound - -(-count // self._page))
+        self._front_aligned = self._front_aligned and count % self._page == 0
+        return taken
+
+    def take_back(self, count: int) -> Tensor:
+        self._ready(count)
+        taken = self._order[self._high - count : self._high]
+        self._high -= count
+        # A page broken from the front is whole no more.
+        broken = -self._low % self._page
+        left = max(0, self._high - self._low - broken) // self._page
+        self._whole_bound = min(self._whole_bound, left)
+        return taken
+
+    def put(self, slots: Tensor) -> None:
+        self._pending.append(slots.clone())
+        self._pending_count += slots.shape[0]
+
+    def slots(self) -> Tensor:
+        return torch.cat([self._order[self._low : self._high], *self._pending])
+
+    def reorder(self) -> None:
+        """Sort the list into canonical order; enqueues one sort and waits for nothing."""
+        slots = self.slots()
+        page_of = slots // self._page
+        free = self.free_per_page(slots)
+        span = self._pages * self._page
+        key = (self._page - free[page_of]) * span + slots
+        order = key.sort().values % span
+        self.violation |= _broken(order, self._size)
+        self._order, self._low, self._high = order, 0, order.shape[0]
+        self._pending, self._pending_count = [], 0
+        # Sorting freed slots in can only add whole pages, so the bound of before still holds.
+        self._substituted, self._front_aligned = False, True
+        self._epoch += 1
+        epoch = self._epoch
+        self._readback.submit((free == self._page).sum(), lambda v: self._learn(epoch, v))
+
+    def free_per_page(self, slots: Tensor | None = None) -> Tensor:
+        """Return int64 [pages]: free slots in each page, page 0 and the last page included."""
+        slots = self.slots() if slots is None else slots
+        free = torch.zeros(self._pages, dtype=torch.int64, device=self._device)
+        return free.scatter_add_(0, slots // self._page, torch.ones_like(slots))
+
+    def front_pages(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the first `count` candidate pages and which of them are whole.
+
+        Returns:
+            int64 [count, page] slots and bool [count]; what is not whole holds arbitrary slots.
+        """
+        have = min(count, (self._high - self._low) // self._page)
+        shape = (count, self._page)
+        pages = torch.zeros(shape, dtype=torch.int64, device=self._device)
+        taken = self._order[self._low : self._low + have * self._page]
+        pages[:have] = taken.view(have, self._page)
+        steps = torch.arange(self._page, device=self._device)
+        whole = (pages == pages[:, :1] + steps).all(1) & (pages[:, 0] % self._page == 0)
+        return pages, whole & (pages[:, 0] > 0)
+
+    def substitute_front(self, moved: Tensor, slots: Tensor) -> None:
+        """Give `slots` back in place of those candidate pages that were used.
+
+        Args:
+            moved: bool [count], which pages of `front_pages(count)` are no longer free.
+            slots: int64 [count, page], what became free instead.
+        """
+        have = min(moved.shape[0], (self._high - self._low) // self._page)
+        span = slice(self._low, self._low + have * self._page)
+        old = self._order[span].view(have, self._page)
+        fresh = self._order.clone()
+        fresh[span] = torch.where(moved[:have, None], slots[:have], old).flatten()
+        self._order = fresh
+        self._substituted = True
+        self._whole_bound = max(0, self._whole_bound - have)
+
+    def substitute(self, taken: Tensor, given: Tensor) -> None:
+        """Give `given` back in place of `taken`, pairwise; equal pairs change nothing.
+
+        Args:
+            taken: int64 [n], free slots that are no longer free.
+            given: int64 [n], slots that became free instead.
+        """
+        lut = torch.arange(self._pages * self._page, device=self._device)
+        lut[taken] = given
+        self._order, self._low = lut[self.slots()], 0
+        self._high = self._order.shape[0]
+        self._pending, self._pending_count = [], 0
+        self._substituted = True
+        # Each slot taken may have broken another whole page; the next reorder says how many.
+        self._whole_bound = max(0, self._whole_bound - taken.shape[0])
+
+    def _ready(self, count: int) -> None:
+        if self._substituted or count > self._high - self._low:
+            self.reorder()
+
+    def _learn(self, epoch: int, whole: int) -> None:
+        # Late news count only while that order is in force, less what was taken from its front.
+        if epoch == self._epoch and not self._substituted:
+            taken = -(-self._low // self._page)
+            left = (self._high - self._low) // self._page
+            self._whole_bound = max(self._whole_bound, min(whole - taken, left))
+
+
+def _broken(order: Tensor, size: int) -> Tensor:
+    # Sorted by page and slot, so a slot that was freed twice has its twin beside it.
+    twice = (order[1:] == order[:-1]).any()
+    return twice | ((order < 1) | (order > size)).any()

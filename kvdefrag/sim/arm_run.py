@@ -1,0 +1,150 @@
+"""Runs one arm: the engine model, the allocator and the defragmenter of one policy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from kvdefrag.core.allocator import SlotAllocator
+from kvdefrag.core.defragmenter import Defragmenter
+from kvdefrag.core.mover import CountingMover
+from kvdefrag.core.readback import Readback
+from kvdefrag.core.tracker import Tracker
+from kvdefrag.core.view import EngineView
+from kvdefrag.sim.arms import Arm
+from kvdefrag.sim.cost import StepTimer, profile_or_default
+from kvdefrag.sim.engine import Engine
+from kvdefrag.sim.engine_types import StepInfo, StepKind
+from kvdefrag.sim.meter import Meter
+from kvdefrag.sim.options import RunOptions
+from kvdefrag.sim.request import sim_requests
+from kvdefrag.sim.results import ArmResult, Slice
+from kvdefrag.sim.speculation import AcceptedLengths, load_eagle_mtbench
+from kvdefrag.sim.workload import Workload
+
+Progress = Callable[[int], None]
+
+
+class ArmRun:
+    """One arm from the first arrival to the last token.
+
+    Args:
+        arm: The policy.
+        options: The run's.
+    """
+
+    def __init__(self, arm: Arm, options: RunOptions) -> None:
+        self._arm, self._options = arm, options
+        speculates = options.engine.spec_window > 0
+        profile = profile_or_default(options.profile)
+        self._timer = StepTimer(profile, verify=speculates)
+        self._row_bytes = profile.bytes_per_slot
+        table = torch.zeros(options.engine.table_shape, dtype=torch.int32)
+        placement = arm.config.placement
+        self.allocator = SlotAllocator(
+            options.engine.pool_slots,
+            table=table,
+            page=arm.config.page,
+            discipline=placement.free_list,
+            reservation=placement.reservation,
+            reorder_interval=placement.reorder_interval,
+            checks=placement.checks,
+        )
+        self.engine = self._engine(table, speculates=speculates)
+        self.defragmenter = Defragmenter(
+            arm.config,
+            allocator=self.allocator,
+            table_rows=table.shape[0],
+            mover=CountingMover(self._row_bytes),
+            profile=profile,
+            readback=Readback(0),
+            verify=speculates,
+        )
+        self._table = table
+        self._relocates = arm.config.relocation.mode != "off"
+        tracker = self.defragmenter.tracker if self._relocates else self._own_tracker(table)
+        self._tracker = tracker
+        self._meter = Meter(
+            self.engine,
+            self.allocator,
+            tracker,
+            self._timer,
+            page=arm.config.page,
+            packed=arm.packed,
+        )
+        self._moved_rows = 0
+        self._slices: list[Slice] = []
+        if self._relocates:
+            self.engine.before_step = self._compact
+
+    def run(self, progress: Progress | None = None) -> ArmResult:
+        """Serve every request and return what came of it.
+
+        Args:
+            progress: Called now and then with the number of requests done with.
+        """
+        began = time.perf_counter()
+        decodes = 0
+        while (step := self.engine.step()) is not None:
+            if self._options.slices:
+                self._slices.append(self._slice(step))
+            if step.kind is not StepKind.DECODE:
+                continue
+            decodes += 1
+            if decodes % self._options.sample_every == 0 and self.engine.rows.live.any():
+                self._meter.sample(self._view(), self._moved_rows)
+                if progress is not None:
+                    totals = self.engine.totals
+                    progress(totals.finished + totals.rejected + totals.aborted)
+        return self._meter.result(
+            self._arm.name,
+            self._arm.description,
+            self._moved_rows,
+            self._slices,
+            time.perf_counter() - began,
+        )
+
+    def _engine(self, table: torch.Tensor, *, speculates: bool) -> Engine:
+        options = self._options
+        accepted, turn = None, None
+        if speculates:
+            rng = np.random.default_rng(options.seed)
+            lengths = AcceptedLengths(options.engine.spec_window, load_eagle_mtbench(), rng)
+            accepted, turn = lengths, lambda: int(lengths.assign(1)[0])
+        trace = options.trace.open()
+        workload = Workload(
+            block=options.trace.block, prefix_jitter=options.prefix_jitter, seed=options.seed
+        )
+        requests = sim_requests(options.trace.selection.apply(trace), workload, turn)
+        return Engine(options.engine, self.allocator, table, requests, self._timer.price, accepted)
+
+    def _own_tracker(self, table: torch.Tensor) -> Tracker:
+        return Tracker(table.shape[0], page=self._arm.config.page)
+
+    def _compact(self) -> None:
+        report = self.defragmenter.step(self.engine.totals.steps, self._view)
+        if report.moved_rows and not report.dry_run:
+            self._moved_rows += report.moved_rows
+            self._timer.charge(report.moved_rows)
+
+    def _view(self) -> EngineView:
+        rows = self.engine.rows
+        live = rows.live_rows()
+        return EngineView(
+            step=self.engine.totals.steps,
+            table=self._table,
+            rows=live,
+            generations=rows.generation[live],
+            protected=rows.protected_len[live],
+            committed=rows.committed_len[live],
+            allocated=rows.allocated_len[live],
+            shared_values=lambda: self.engine.tree.locked_path_values(self.engine.locked_nodes()),
+        )
+
+    def _slice(self, step: StepInfo) -> Slice:
+        duration = self.engine.now - step.start_s
+        args = {"running": float(step.running), "tokens": float(step.counts.sum())}
+        return Slice(step.kind.value, step.start_s * 1e6, duration * 1e6, args)
