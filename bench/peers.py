@@ -112,16 +112,14 @@ def sgl_kernel_transfer(
 
 def memcpy_per_run(buffers: Buffers, src: torch.Tensor, dst: torch.Tensor) -> Callable[[], object]:
     """One `cuMemcpyAsync` per run of rising rows and buffer."""
-    cuda = ctypes.CDLL("libcuda.so.1")
+    copy = ctypes.CDLL("libcuda.so.1").cuMemcpyDtoDAsync_v2
     copies = _copies(buffers, src, dst)
-    address = ctypes.c_uint64
+    address, length = ctypes.c_uint64, ctypes.c_size_t
 
     def run() -> None:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         for to, from_, size in copies:
-            if cuda.cuMemcpyDtoDAsync_v2(
-                address(to), address(from_), ctypes.c_size_t(size), stream
-            ):
+            if copy(address(to), address(from_), length(size), stream):
                 raise RuntimeError("cuMemcpyDtoDAsync failed")
 
     return run

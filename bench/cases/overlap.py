@@ -16,7 +16,7 @@ from kvdefrag_kernels import relocate_rows
 def entries() -> Iterator[Entry]:
     """Ours and torch, which makes a copy of the rows of one layer at a time."""
     for row_bytes, rows in ((1152, 30_000), (1152, 4096), (256, 50_000), (2048, 16_000)):
-        layers, slots = SHAPES[row_bytes]
+        layers, _ = SHAPES[row_bytes]
         for kind in ("shift", "permutation"):
             params = {"row_bytes": row_bytes, "layers": layers, "rows": rows, "dst": kind}
             moved = 2 * layers * rows * row_bytes

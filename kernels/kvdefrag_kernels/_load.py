@@ -34,6 +34,11 @@ def overlaps_launches(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device)[0] >= 9
 
 
+def meets(device: torch.device) -> bool:
+    """True where all programs of a launch can wait for each other (cooperative launches)."""
+    return device.type == "cuda" and torch.version.hip is None and not interpreted()
+
+
 def need_device(device: torch.device, reference: str) -> None:
     """Raise unless a kernel can run on tensors of `device`; names the reference to use instead."""
     if device.type != "cuda" and not interpreted():

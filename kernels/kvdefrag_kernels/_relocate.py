@@ -4,7 +4,7 @@
 import triton
 import triton.language as tl
 
-# Each buffer's line in the table: base address, stride in bytes, units per row, division magic,
+# Each buffer's line in the table: base address, stride in units, units per row, division magic,
 # bytes per unit, padding. All int64.
 FIELDS = tl.constexpr(8)
 
@@ -15,10 +15,12 @@ DUPLICATE_DST = tl.constexpr(4)
 OVERLAP = tl.constexpr(8)
 DUPLICATE_SRC = tl.constexpr(16)
 
-# Words of the state: epoch, ticket, reasons being gathered, verdict, every reason so far, voided.
+# Words of the state: epoch, ticket, verdict, every reason so far, launches voided; from BARRIER on
+# the arrivals of each team.
 EPOCH = tl.constexpr(0)
 TICKET = tl.constexpr(1)
-GATHERED = tl.constexpr(2)
+BARRIER = tl.constexpr(8)
+TEAMS = tl.constexpr(8)
 VERDICT = tl.constexpr(3)
 HISTORY = tl.constexpr(4)
 VOIDED = tl.constexpr(5)
@@ -40,11 +42,11 @@ def _index(ptr, i, step, mask):
 
 
 @triton.jit(
-    do_not_specialize=["src_step", "dst_step", "count", "limit", "disjoint", "fatal"],
+    do_not_specialize=["step", "count", "limit", "disjoint", "fatal"],
     do_not_specialize_on_alignment=["src", "dst", "claims", "state"],
 )
 def check_moves(
-    src, dst, src_step, dst_step, count, limit, disjoint, fatal,  # inputs
+    src, dst, step, count, limit, disjoint, fatal,  # inputs
     claims, state,  # scratch and verdict
     BLOCK: tl.constexpr, PDL: tl.constexpr,  # constants
 ):  # fmt: skip
@@ -59,35 +61,43 @@ def check_moves(
     while first < count:
         i = (first + tl.arange(0, BLOCK)).to(tl.int64)
         live = i < count
-        s = _index(src, i, src_step, live)
-        d = _index(dst, i, dst_step, live)
+        s = _index(src, i, step, live)
+        d = _index(dst, i, step, live)
         moving = live & (s != d)
         zero = moving & ((s == 0) | (d == 0))
         outside = moving & ((s < 0) | (s >= limit) | (d < 0) | (d >= limit))
         sound = moving & (zero == 0) & (outside == 0)
         bad |= tl.where(zero, SLOT_ZERO, 0) | tl.where(outside, OUT_OF_RANGE, 0)
         # The stamp only grows within a launch, so of two entries naming one slot the later sees
-        # the earlier, whatever the order; stamps of earlier launches are smaller.
-        old = tl.atomic_max(claims + d, tl.zeros([BLOCK], tl.int64) + as_dst, mask=sound)
-        bad |= tl.where(sound & (old == as_dst), DUPLICATE_DST, 0)
-        bad |= tl.where(sound & (old == as_src), OVERLAP, 0)
+        # the earlier, whatever the order; stamps of earlier launches are smaller. Relaxed: each
+        # slot's word decides for itself, and the copy starts after this kernel ends.
+        stamp = tl.zeros([BLOCK], tl.int64)
+        old_d = tl.atomic_max(claims + d, stamp + as_dst, mask=sound, sem="relaxed")
+        bad |= tl.where(sound & (old_d == as_dst), DUPLICATE_DST, 0)
+        bad |= tl.where(sound & (old_d == as_src), OVERLAP, 0)
         if disjoint != 0:
-            old = tl.atomic_max(claims + s, tl.zeros([BLOCK], tl.int64) + as_src, mask=sound)
-            bad |= tl.where(sound & (old == as_dst), OVERLAP, 0)
-            bad |= tl.where(sound & (old == as_src), DUPLICATE_SRC, 0)
+            old_s = tl.atomic_max(claims + s, stamp + as_src, mask=sound, sem="relaxed")
+            bad |= tl.where(sound & (old_s == as_dst), OVERLAP, 0)
+            bad |= tl.where(sound & (old_s == as_src), DUPLICATE_SRC, 0)
         first += programs * BLOCK
     reasons = tl.reduce(bad, 0, _either).to(tl.int64)
     last = programs == 1
     if programs > 1:
-        tl.atomic_or(state + GATHERED, reasons)
-        last = tl.atomic_add(state + TICKET, 1) == programs - 1
-        if last:
-            reasons = tl.atomic_xchg(state + GATHERED, 0)
-            tl.store(state + TICKET, 0)
+        # One word carries the ticket and, ten bits each, how many programs found each reason.
+        own = tl.full([], 1, tl.int64)
+        for k in tl.static_range(5):
+            own += ((reasons >> k) & 1) << (10 * k + 10)
+        total = own + tl.atomic_add(state + TICKET, own, sem="relaxed")
+        last = (total & 1023) == programs
+        for k in tl.static_range(5):
+            found = ((total >> (10 * k + 10)) & 1023) != 0
+            reasons |= found.to(tl.int64) << k
     if last:
         verdict = reasons & fatal
         tl.store(state + VERDICT, verdict)
         tl.store(state + EPOCH, epoch + 1)
+        tl.store(state + TICKET, 0)
+        tl.store(state + BARRIER + tl.arange(0, TEAMS), tl.zeros([TEAMS], tl.int64))
         if verdict != 0:
             tl.store(state + HISTORY, tl.load(state + HISTORY) | verdict)
             tl.store(state + VOIDED, tl.load(state + VOIDED) + 1)
@@ -97,6 +107,7 @@ def check_moves(
 def _split(column, words, magic):
     # Exact for column * words < 2**32 (columns stay under 2**15 + the tile); one word a row needs
     # no division and has no 32-bit magic.
+    words = words.to(tl.int32)
     row = tl.umulhi(column.to(tl.uint32), magic.to(tl.uint32)).to(tl.int32)
     row = tl.where(words == 1, column, row)
     return row, column - row * words
@@ -111,18 +122,16 @@ def _granted(state, PDL: tl.constexpr):
 
 
 @triton.jit
-def _move16(
-    source, read_at, target, write_at, moving, state, KEEP: tl.constexpr, PDL: tl.constexpr
-):
+def _move16(source, read_at, target, write_at, moving, state, PDL: tl.constexpr):
     # Offsets count 16-byte units: two int64 lanes make one vector access.
     lane = tl.arange(0, 2)[None, :]
     source = tl.multiple_of(source.to(tl.pointer_type(tl.int64)), 16)
     target = tl.multiple_of(target.to(tl.pointer_type(tl.int64)), 16)
     at = source + (read_at[:, None] * 2 + lane)
-    x = tl.load(at, mask=moving[:, None], eviction_policy=KEEP)
+    x = tl.load(at, mask=moving[:, None])
     if _granted(state, PDL):
         at = target + (write_at[:, None] * 2 + lane)
-        tl.store(at, x, mask=moving[:, None], eviction_policy=KEEP)
+        tl.store(at, x, mask=moving[:, None])
 
 
 @triton.jit
@@ -135,60 +144,105 @@ def _move(source, read_at, target, write_at, moving, state, dtype: tl.constexpr,
 
 
 @triton.jit
-def _pair(src, dst, src_step, dst_step, row, live):
-    s = tl.load(src + row * src_step, mask=live, other=0).to(tl.int64)
-    d = tl.load(dst + row * dst_step, mask=live, other=0).to(tl.int64)
+def _pair(src, dst, step, row, live):
+    at = row * step
+    s = tl.load(src + at, mask=live, other=0)
+    d = tl.load(dst + at, mask=live, other=0)
     return s, d, live & (s != d)
 
 
 @triton.jit
 def _place(first, words, magic, total, N: tl.constexpr):
-    # Row and column of each unit of a tile, from one 64-bit division for the whole tile.
-    row = first // words
+    # Row and column of each of N units from `first` on (which may lie before 0): one 64-bit
+    # division for all, 32 bits for each.
+    row = tl.maximum(first, 0) // words
     column = (first - row * words).to(tl.int32)
     unit = tl.arange(0, N)
-    down, across = _split(column + unit, words.to(tl.int32), magic)
-    return row + down.to(tl.int64), across.to(tl.int64), first + unit < total
+    down, across = _split(column + unit, words, magic)
+    live = unit < tl.minimum(total - first, N).to(tl.int32)
+    live = live & (unit >= tl.minimum(-first, N).to(tl.int32))
+    return row.to(tl.int32) + down, across, live
 
 
-@triton.jit(
-    do_not_specialize=["src_step", "dst_step", "count"],
-    do_not_specialize_on_alignment=["table", "src", "dst", "state"],
-)
-def copy_rows(
-    table, src, dst, src_step, dst_step, count, state,  # inputs
-    UNITS: tl.constexpr, NARROW: tl.constexpr, KEEP: tl.constexpr, PDL: tl.constexpr,  # constants
+@triton.jit
+def _at(slot, pitch, column):
+    # Both factors are 32-bit values of the memory, so one wide multiplication gives 64 bits.
+    return slot.to(tl.int64) * pitch.to(tl.int64) + column
+
+
+@triton.jit
+def _pitch(line):
+    return tl.load((line + 1).to(tl.pointer_type(tl.int32)))
+
+
+@triton.jit
+def _copy(
+    table, first, last, src, dst, step, start, words, magic, pitch, total, state,
+    dtype: tl.constexpr, N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    line = table + tl.program_id(1) * FIELDS
-    base = tl.load(line)
-    stride = tl.load(line + 1)
-    words = tl.load(line + 2)
-    magic = tl.load(line + 3)
-    size = tl.load(line + 4)
-    tile = tl.program_id(0).to(tl.int64)
-    total = count * words
-    if size == 16:
-        if tile * UNITS < total:
-            row, column, live = _place(tile * UNITS, words, magic, total, UNITS)
-            s, d, moving = _pair(src, dst, src_step, dst_step, row, live)
-            pitch = stride // 16
-            _move16(base, s * pitch + column, base, d * pitch + column, moving, state, KEEP, PDL)
-    elif size == 4:
-        if tile * NARROW < total:
-            row, column, live = _place(tile * NARROW, words, magic, total, NARROW)
-            s, d, moving = _pair(src, dst, src_step, dst_step, row, live)
-            pitch = stride // 4
-            _move(base, s * pitch + column, base, d * pitch + column, moving, state, tl.int32, PDL)
-    else:
-        if tile * NARROW < total:
-            row, column, live = _place(tile * NARROW, words, magic, total, NARROW)
-            s, d, moving = _pair(src, dst, src_step, dst_step, row, live)
-            _move(base, s * stride + column, base, d * stride + column, moving, state, tl.int8, PDL)
+    # The same units of several buffers: indices are read and places computed once for all.
+    row, column, live = _place(start, words, magic, total, N)
+    s, d, moving = _pair(src, dst, step, row, live)
+    there, here = _at(s, pitch, column), _at(d, pitch, column)
+    while first < last:
+        base = tl.load(table + first * FIELDS)
+        if dtype == tl.int64:
+            _move16(base, there, base, here, moving, state, PDL)
+        else:
+            _move(base, there, base, here, moving, state, dtype, PDL)
+        first += 1
 
 
 @triton.jit(
     do_not_specialize=[
-        "src_step", "dst_step", "count",
+        "step", "count", "buffers", "many", "align",
+        "same_words", "same_magic", "same_pitch", "same_size",
+    ],
+    do_not_specialize_on_alignment=["table", "chunks", "src", "dst", "state"],
+)  # fmt: skip
+def copy_rows(
+    table, chunks, src, dst, step, count, state,  # inputs
+    buffers, many, align, same_words, same_magic, same_pitch, same_size,  # inputs
+    UNITS: tl.constexpr, NARROW: tl.constexpr, PDL: tl.constexpr,  # constants
+):  # fmt: skip
+    nth = tl.program_id(1)
+    # Where all rows are cut alike the host says how: nothing to wait for before the indices.
+    mixed = same_size == 0
+    first = tl.load(chunks + nth * 2, mask=mixed, other=nth * many)
+    last = tl.load(chunks + nth * 2 + 1, mask=mixed, other=tl.minimum(nth * many + many, buffers))
+    line = table + first * FIELDS
+    pitch = tl.load((line + 1).to(tl.pointer_type(tl.int32)), mask=mixed, other=same_pitch)
+    words = tl.load(line + 2, mask=mixed, other=same_words)
+    magic = tl.load(line + 3, mask=mixed, other=same_magic) + (1 << 31)
+    size = tl.load(line + 4, mask=mixed, other=same_size)
+    total = count * words
+    shift = tl.full([], 0, tl.int64)
+    if align != 0:
+        # Consecutive destinations are stored in whole 128-byte lines.
+        scale = tl.where(size == 16, 4, tl.where(size == 4, 2, 0)).to(tl.int64)
+        address = tl.load(line) + ((tl.load(dst).to(tl.int64) * pitch) << scale)
+        shift = (address & 127) >> scale
+    tile = tl.program_id(0).to(tl.int64)
+    if size == 16:
+        start = tile * UNITS - shift
+        if start < total:
+            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
+                  tl.int64, UNITS, PDL)  # fmt: skip
+    elif size == 4:
+        start = tile * NARROW - shift
+        if start < total:
+            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
+                  tl.int32, NARROW, PDL)  # fmt: skip
+    else:
+        start = tile * NARROW - shift
+        if start < total:
+            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
+                  tl.int8, NARROW, PDL)  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=[
+        "step", "count",
         "load_buffer", "load_buffers", "load_column", "load_width", "load_magic", "load_size",
         "load_at",
         "save_buffer", "save_buffers", "save_column", "save_width", "save_magic", "save_size",
@@ -197,7 +251,7 @@ def copy_rows(
     do_not_specialize_on_alignment=["table", "src", "dst", "state", "staging"],
 )  # fmt: skip
 def stage_rows(
-    table, src, dst, src_step, dst_step, count, state, staging,  # inputs
+    table, src, dst, step, count, state, staging,  # inputs
     load_buffer, load_buffers, load_column, load_width, load_magic, load_size, load_at,
     save_buffer, save_buffers, save_column, save_width, save_magic, save_size, save_at,
     UNITS: tl.constexpr, NARROW: tl.constexpr,  # constants
@@ -207,16 +261,17 @@ def stage_rows(
     saving = tl.program_id(2) == 1
     first_buffer = tl.where(saving, save_buffer, load_buffer)
     buffers = tl.where(saving, save_buffers, load_buffers)
-    left = tl.where(saving, save_column, load_column).to(tl.int64)
+    left = tl.where(saving, save_column, load_column)
     width = tl.where(saving, save_width, load_width).to(tl.int64)
-    magic = tl.where(saving, save_magic, load_magic)
+    magic = tl.where(saving, save_magic, load_magic).to(tl.int64) + (1 << 31)
     size = tl.where(saving, save_size, load_size)
     at = tl.where(saving, save_at, load_at).to(tl.int64)
     nth = tl.program_id(1)
     if nth < buffers:
         line = table + (first_buffer + nth) * FIELDS
         base = tl.load(line)
-        stride = tl.load(line + 1)
+        # The table counts the stride in the buffer's own units; a wave may cut finer ones.
+        pitch = _pitch(line).to(tl.int64) * (tl.load(line + 4) // size)
         tile = tl.program_id(0).to(tl.int64)
         total = count * width
         memory = staging.to(tl.int64) + at
@@ -224,30 +279,91 @@ def stage_rows(
         if size == 16:
             if tile * UNITS < total:
                 row, column, live = _place(tile * UNITS, width, magic, total, UNITS)
-                s, d, moving = _pair(src, dst, src_step, dst_step, row, live)
+                s, d, moving = _pair(src, dst, step, row, live)
                 staged = skip + tile * UNITS + tl.arange(0, UNITS)
                 if saving:
-                    there = d * (stride // 16) + left + column
-                    _move16(memory, staged, base, there, moving, state, "", False)
+                    there = _at(d, pitch, left + column)
+                    _move16(memory, staged, base, there, moving, state, False)
                 else:
-                    there = s * (stride // 16) + left + column
-                    _move16(base, there, memory, staged, moving, state, "", False)
+                    there = _at(s, pitch, left + column)
+                    _move16(base, there, memory, staged, moving, state, False)
         else:
             if tile * NARROW < total:
                 row, column, live = _place(tile * NARROW, width, magic, total, NARROW)
-                s, d, moving = _pair(src, dst, src_step, dst_step, row, live)
+                s, d, moving = _pair(src, dst, step, row, live)
                 staged = skip + tile * NARROW + tl.arange(0, NARROW)
-                if size == 4:
-                    if saving:
-                        there = d * (stride // 4) + left + column
+                if saving:
+                    there = _at(d, pitch, left + column)
+                    if size == 4:
                         _move(memory, staged, base, there, moving, state, tl.int32, False)
                     else:
-                        there = s * (stride // 4) + left + column
-                        _move(base, there, memory, staged, moving, state, tl.int32, False)
-                else:
-                    if saving:
-                        there = d * stride + left + column
                         _move(memory, staged, base, there, moving, state, tl.int8, False)
+                else:
+                    there = _at(s, pitch, left + column)
+                    if size == 4:
+                        _move(base, there, memory, staged, moving, state, tl.int32, False)
                     else:
-                        there = s * stride + left + column
                         _move(base, there, memory, staged, moving, state, tl.int8, False)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "step", "count",
+        "buffer", "buffers", "words", "width", "magic", "slices", "tiles", "together", "teams",
+        "arrived",
+    ],
+    do_not_specialize_on_alignment=["table", "src", "dst", "state"],
+)  # fmt: skip
+def hold_rows(
+    table, src, dst, step, count, state,  # inputs
+    buffer, buffers, words, width, magic, slices, tiles, together, teams, arrived,  # inputs
+    UNITS: tl.constexpr,  # constants
+):  # fmt: skip
+    # The registers of a team's programs hold one wave: all load, all meet, all store. Needs all
+    # programs resident at once (a cooperative launch). A wave is a column slice of all rows in
+    # `together` buffers, so the next one may load while this one is stored, and teams, which take
+    # waves in turn, need not wait for each other: one loads while another meets or stores.
+    team = tl.program_id(0) % teams
+    members = tl.num_programs(0) // teams
+    member = tl.program_id(0) // teams
+    tile = member % tiles
+    nth = member // tiles
+    width = tl.full([], 0, tl.int32) + width
+    jobs = buffers * slices
+    total = count * width
+    magic = tl.full([], 1 << 31, tl.int64) + magic
+    if tl.load(state + VERDICT) == 0:
+        meeting = state + BARRIER + team
+        target = tl.full([], 0, tl.int64) + arrived
+        turn = 0
+        while turn < jobs:
+            job = turn + team * together + nth
+            busy = (nth < together) & (job < jobs)
+            left = (job % slices) * width
+            line = table + (buffer + tl.minimum(job, jobs - 1) // slices) * FIELDS
+            pitch = _pitch(line)
+            pointer = tl.multiple_of(tl.load(line).to(tl.pointer_type(tl.int64)), 16)
+            lane = tl.arange(0, 2)[None, :]
+            # Places are computed again after the meeting, from a zero that the compiler cannot
+            # know: kept, they would take registers from the wave.
+            zero = tl.load(state + VERDICT, volatile=True).to(tl.int32)
+            row, column, live = _place((tile + zero) * UNITS, width, magic, total, UNITS)
+            column += left
+            live = live & (column < tl.where(busy, words, 0))
+            s, d, moving = _pair(src, dst, step, row, live)
+            there = _at(s, pitch, column)
+            x = tl.load(pointer + (there[:, None] * 2 + lane), mask=moving[:, None])
+            tl.debug_barrier()
+            target += members
+            tl.atomic_add(meeting, 1, sem="release")
+            while tl.atomic_add(meeting, 0, sem="acquire") < target:
+                pass
+            tl.debug_barrier()
+            zero = tl.load(state + VERDICT, volatile=True).to(tl.int32)
+            row, column, live = _place((tile + zero) * UNITS, width, magic, total, UNITS)
+            column += left
+            live = live & (column < tl.where(busy, words, 0))
+            s, d, moving = _pair(src, dst, step, row, live)
+            here = _at(d, pitch, column)
+            tl.store(pointer + (here[:, None] * 2 + lane), x, mask=moving[:, None])
+            turn += together * teams

@@ -123,7 +123,7 @@ def _in_pages(table, row, pitch, length, begin, PAGE: tl.constexpr, BLOCK: tl.co
     own = inside & (at >= begin) & (at < begin + SPAN)
     offset = slot % PAGE
     paged = own & (slot >= PAGE) & (since <= at - offset) & (until >= at - offset + PAGE - 1)
-    return at, slot, offset, own & paged, own & (paged == 0)
+    return slot, offset, own & paged, own & (paged == 0)
 
 
 @triton.jit(
@@ -143,7 +143,7 @@ def count_pages(
     pages = 0
     left = 0
     if begin < length:
-        at, slot, offset, paged, over = _in_pages(table, row, pitch, length, begin, PAGE, BLOCK)
+        _slot, offset, paged, over = _in_pages(table, row, pitch, length, begin, PAGE, BLOCK)
         pages = tl.sum((paged & (offset == 0)).to(tl.int32), 0)
         left = tl.sum(over.to(tl.int32), 0)
     tl.store(counts + (nth * segments + segment) * 2, pages)
@@ -174,7 +174,7 @@ def write_pages(
         prior_left += tl.sum(tl.load(count + 1, mask=k < segment, other=0), 0)
         done += MERGE
     if begin < length:
-        at, slot, offset, paged, over = _in_pages(table, row, pitch, length, begin, PAGE, BLOCK)
+        slot, offset, paged, over = _in_pages(table, row, pitch, length, begin, PAGE, BLOCK)
         opens = paged & (offset == 0)
         rank = prior_pages + tl.cumsum(opens.to(tl.int32), 0) - 1
         tl.store(pages + nth * most_pages + rank, slot // PAGE, mask=opens & (rank < most_pages))

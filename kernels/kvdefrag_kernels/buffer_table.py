@@ -8,15 +8,18 @@ from typing import NamedTuple
 import torch
 
 FIELDS = 8
-STATE_WORDS = 8
+STATE_WORDS = 16
+# Buffers that one program of a large copy serves with the indices it has read.
+SHARED = 8
 MAX_ROW_BYTES = 16_384
 
 
 class Shape(NamedTuple):
-    """How one buffer's rows are cut: units of 16, 4 or 1 bytes, and units per row."""
+    """How one buffer's rows are cut: units of 16, 4 or 1 bytes, units per row and per stride."""
 
     unit: int
     words: int
+    pitch: int
 
 
 class Group(NamedTuple):
@@ -39,8 +42,8 @@ class BufferTable:
     def __init__(self, buffers: Sequence[torch.Tensor], *, scratch_bytes: int = 32 << 20) -> None:
         if not buffers:
             raise ValueError("a buffer table needs at least one buffer")
-        if scratch_bytes < 32:
-            raise ValueError(f"scratch_bytes must be at least 32, got {scratch_bytes}")
+        if not 32 <= scratch_bytes < 1 << 31:
+            raise ValueError(f"scratch_bytes must be in 32..2**31 - 1, got {scratch_bytes}")
         self.device = buffers[0].device
         self.scratch_bytes = scratch_bytes
         self.lines = torch.zeros(len(buffers), FIELDS, dtype=torch.int64, device=self.device)
@@ -48,6 +51,9 @@ class BufferTable:
         self.state[0] = 1
         self.staging = torch.empty(scratch_bytes, dtype=torch.uint8, device=self.device)
         self.claims = torch.zeros(0, dtype=torch.int64, device=self.device)
+        # Lines [first, last) of each chunk of neighbouring buffers: one by one, then shared.
+        self.chunks = torch.zeros(2, len(buffers), 2, dtype=torch.int32, device=self.device)
+        self.chunk_counts = (0, 0)
         self.slots = 0
         self.groups: tuple[Group, ...] = ()
         self.buffers: tuple[torch.Tensor, ...] = ()
@@ -63,13 +69,17 @@ class BufferTable:
         if len(found) != self.lines.shape[0]:
             raise ValueError(f"the table was built for {self.lines.shape[0]} buffers")
         slots = min(_slots(b, self.device) for b in found)
-        ordered = sorted(found, key=lambda b: (-shape_of(b).unit, shape_of(b).words))
+        ordered = sorted(found, key=shape_of, reverse=True)
         host = torch.tensor([_line(b) for b in ordered], dtype=torch.int64)
         self.lines.copy_(host)
         if slots > self.claims.numel():
             self.claims = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.buffers, self.slots = found, slots
         self.groups = _groups([shape_of(b) for b in ordered])
+        chunks = [_chunks(self.groups, size) for size in (1, SHARED)]
+        self.chunk_counts = len(chunks[0]), len(chunks[1])
+        padded = [c + [(0, 0)] * (len(found) - len(c)) for c in chunks]
+        self.chunks.copy_(torch.tensor(padded, dtype=torch.int32))
 
     @property
     def row_bytes(self) -> int:
@@ -79,16 +89,17 @@ class BufferTable:
     @property
     def overhead_bytes(self) -> int:
         """Device memory this table holds beside the pools: staging, stamps, lines and state."""
-        own = (self.lines, self.state, self.staging, self.claims)
+        own = (self.lines, self.chunks, self.state, self.staging, self.claims)
         return sum(t.numel() * t.element_size() for t in own)
 
 
 def shape_of(buffer: torch.Tensor) -> Shape:
     """Widest unit that address, stride and row bytes allow, and its count per row."""
     row = row_bytes_of(buffer)
-    odd = buffer.data_ptr() | row | (buffer.stride(0) * buffer.element_size())
+    stride = buffer.stride(0) * buffer.element_size()
+    odd = buffer.data_ptr() | row | stride
     unit = 16 if odd % 16 == 0 else 4 if odd % 4 == 0 else 1
-    return Shape(unit, row // unit)
+    return Shape(unit, row // unit, stride // unit)
 
 
 def row_bytes_of(buffer: torch.Tensor) -> int:
@@ -96,15 +107,20 @@ def row_bytes_of(buffer: torch.Tensor) -> int:
     return int(buffer[0].numel()) * buffer.element_size()
 
 
-def magic_of(words: int) -> int:
-    """Multiplier m with `n // words == n * m >> 32` for n * words < 2**32 (0 words aside)."""
-    return -(-(1 << 32) // words)
+def signed_magic(words: int) -> int:
+    """Give m - 2**31 for the 32-bit m with `n // words == n * m >> 32`, for n * words < 2**32.
+
+    Shifted into the signed range because a launch argument's type, and so the compiled variant,
+    follows its value. One word a row has no such m: the kernels do not divide then.
+    """
+    return (-(-(1 << 32) // words) & 0xFFFFFFFF) - (1 << 31)
 
 
 def _line(buffer: torch.Tensor) -> list[int]:
-    unit, words = shape_of(buffer)
-    stride = buffer.stride(0) * buffer.element_size()
-    return [buffer.data_ptr(), stride, words, magic_of(words), unit, 0, 0, 0]
+    unit, words, pitch = shape_of(buffer)
+    if pitch >= 1 << 31:
+        raise ValueError(f"slots {pitch * unit} bytes apart are further than {unit} * 2**31 bytes")
+    return [buffer.data_ptr(), pitch, words, signed_magic(words), unit, 0, 0, 0]
 
 
 def _slots(buffer: torch.Tensor, device: torch.device) -> int:
@@ -120,6 +136,14 @@ def _slots(buffer: torch.Tensor, device: torch.device) -> int:
     if buffer.shape[0] > 1 and buffer.stride(0) * buffer.element_size() < row:
         raise ValueError(f"rows overlap: stride {buffer.stride(0)} elements, row {row} bytes")
     return int(buffer.shape[0])
+
+
+def _chunks(groups: Sequence[Group], size: int) -> list[tuple[int, int]]:
+    return [
+        (first, min(first + size, group.first + group.buffers))
+        for group in groups
+        for first in range(group.first, group.first + group.buffers, size)
+    ]
 
 
 def _groups(shapes: Sequence[Shape]) -> tuple[Group, ...]:

@@ -8,7 +8,7 @@ import torch
 
 from ._load import ceil_div, interpreted, need_device, need_indices, programs
 
-BLOCK, WARPS, MERGE = 4096, 8, 64
+BLOCK, WARPS, MERGE = 512, 2, 256
 # The interpreter walks scans element by element: shorter blocks, same code.
 INTERPRETED_BLOCK = 256
 
@@ -38,15 +38,14 @@ def layout_stats(
     longest: int | None = None,
     space: StatsSpace | None = None,
     out: torch.Tensor | None = None,
-    host: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return int32 [n, 4]: runs, longest run, tokens in aligned pages, tokens left over.
 
     `table` is int32 or int64 [requests, context], `rows` and `lengths` int32 or int64 [n]. A run is
     a maximal stretch of tokens whose slots rise by 1; an aligned page is `page` (a power of two)
     tokens of one run that fill slots [k * page, (k + 1) * page), k >= 1. Entries at or past a
-    length are not read. `longest` bounds the lengths and saves idle programs. With `host`, a pinned
-    int32 [n, 4], the result is copied there too, without waiting: record an event to know when.
+    length are not read. `longest` bounds the lengths and saves idle programs. `out` may be pinned
+    host memory, which the one launch writes itself: record an event to know when it is there.
     `space` (from `stats_space`) serves one launch at a time.
     """
     _check(table, rows, lengths, page)
@@ -60,6 +59,10 @@ def layout_stats(
         raise ValueError(f"space holds {tuple(space.parts.shape)}, needs {(count, segments, 8)}")
     if out is None:
         out = torch.empty(count, 4, dtype=torch.int32, device=table.device)
+    if out.shape != (count, 4) or out.dtype != torch.int32 or not out.is_contiguous():
+        raise ValueError(f"out must be contiguous int32 {(count, 4)}, got {tuple(out.shape)}")
+    if out.device != table.device and not out.is_pinned():
+        raise ValueError("out must be on the table's device or in pinned host memory")
     if count:
         programs("_runs").layout_stats[(segments, count)](
             table, table.stride(0), bound, rows, lengths, space.parts.shape[1],  # inputs
@@ -67,8 +70,6 @@ def layout_stats(
             out,  # outputs
             PAGE=page, BLOCK=_block(), MERGE=MERGE, num_warps=WARPS,  # constants
         )  # fmt: skip
-    if host is not None:
-        host.copy_(out, non_blocking=True)
     return out
 
 

@@ -9,7 +9,7 @@ import torch
 from ._load import ceil_div, interpreted, need_device, programs
 from .layout_stats import _check
 
-BLOCK, WARPS, MERGE = 4096, 8, 64
+BLOCK, WARPS, MERGE = 1024, 2, 256
 INTERPRETED_BLOCK = 256
 
 
@@ -36,7 +36,7 @@ def page_view_buffers(
     page: int = 64,
     device: torch.device | str,
 ) -> PageView:
-    """Allocate a view for `rows` requests of up to `longest` tokens, `most_left` left-overs each."""
+    """Allocate for `rows` requests of up to `longest` tokens with `most_left` left-overs each."""
     segments = max(1, ceil_div(longest, _block() - 2 * page))
 
     def zeros(*shape: int) -> torch.Tensor:

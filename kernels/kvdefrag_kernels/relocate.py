@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from ._load import ceil_div, interpreted, need_device, need_indices, overlaps_launches, programs
-from .buffer_table import BufferTable, Shape, magic_of
+from ._load import (
+    ceil_div,
+    interpreted,
+    meets,
+    need_device,
+    need_indices,
+    overlaps_launches,
+    programs,
+)
+from .buffer_table import SHARED, BufferTable, Group, Shape, signed_magic
 
-# Chosen on an H200 (bench/README.md): 16 KiB tiles of four 16-byte vectors a thread.
-UNITS, NARROW, WARPS = 1024, 2048, 8
-KEEP = ""
-CHECK_BLOCK, CHECK_WARPS, CHECK_PROGRAMS = 1024, 8, 264
+# Chosen on an H200 by bench/tune.py: 4 KiB tiles of four 16-byte vectors a thread.
+UNITS, NARROW, WARPS, REGISTERS = 256, 512, 2, 64
+CHECK_BLOCK, CHECK_WARPS, CHECK_PROGRAMS = 256, 4, 264
+STAGE_UNITS, STAGE_NARROW, STAGE_WARPS = 1024, 2048, 8
+# Half of each multiprocessor's 256 KiB of registers holds rows of an overlapping move: two teams
+# of one program a multiprocessor, 512 threads of eight 16-byte vectors and 64 registers each.
+TEAMS, HOLD_UNITS, HOLD_WARPS, HOLD_REGISTERS = 2, 4096, 16, 64
+# From here on programs serve several buffers each (bytes moved one way).
+SHARE_BYTES = 64 << 20
 VERDICT, HISTORY, VOIDED = 3, 4, 5
 
 
@@ -125,55 +138,46 @@ def launch(
     kernels = programs("_relocate")
     count = src.numel()
     source, target = src.view(torch.int32), dst.view(torch.int32)
-    step, dst_step = source.numel() // count, target.numel() // count
+    step = source.numel() // count
     fatal = Reason.SLOT_ZERO | Reason.OUT_OF_RANGE | Reason.DUPLICATE_DST
     fatal |= Reason.OVERLAP if disjoint else Reason(0)
     fatal |= Reason.DUPLICATE_SRC if distinct_src else Reason(0)
-    overlap = overlaps_launches(table.device)
-    waves = () if disjoint else waves_of(table, count)
-    kernels.check_moves[(min(ceil_div(count, CHECK_BLOCK), CHECK_PROGRAMS),)](
-        source, target, step, dst_step, count, table.slots, int(disjoint), int(fatal),  # inputs
+    pdl = overlaps_launches(table.device)
+    if not disjoint:
+        held, staged = _split_groups(table, count)
+        waves = waves_of(table, count, staged)
+    plan = source, target, step, count
+    block = 1024 if interpreted() else CHECK_BLOCK
+    kernels.check_moves[(min(ceil_div(count, block), CHECK_PROGRAMS),)](
+        *plan, table.slots, int(disjoint), int(fatal),  # inputs
         table.claims, table.state,  # scratch and verdict
-        BLOCK=CHECK_BLOCK, PDL=overlap, num_warps=CHECK_WARPS,  # constants
+        BLOCK=block, PDL=pdl, num_warps=CHECK_WARPS,  # constants
     )  # fmt: skip
     if disjoint:
-        tiles = max(_tiles(g.shape, count) for g in table.groups)
-        extra = {"launch_pdl": True} if overlap else {}
-        kernels.copy_rows[(tiles, table.lines.shape[0])](
-            table.lines, source, target, step, dst_step, count, table.state,  # inputs
-            UNITS=UNITS, NARROW=NARROW, KEEP=KEEP, PDL=overlap, num_warps=WARPS, **extra,
-        )  # fmt: skip
-        return
-    half = table.scratch_bytes // 32 * 16
-    nothing = Wave(0, 0, 0, 1, 16)
-    for k, (load, save) in enumerate(zip((*waves, nothing), (nothing, *waves), strict=True)):
-        tiles = max(_tiles(Shape(w.unit, w.width), count) for w in (load, save) if w.buffers)
-        kernels.stage_rows[(tiles, max(load.buffers, save.buffers), 2)](
-            table.lines, source, target, step, dst_step, count, table.state, table.staging,
-            *_numbers(load), k % 2 * half, *_numbers(save), (k + 1) % 2 * half,
-            UNITS=UNITS, NARROW=NARROW, num_warps=WARPS,
-        )  # fmt: skip
+        _copy(table, plan, pdl)
+    else:
+        _hold(table, plan, held)
+        _stage(table, plan, waves)
 
 
-def waves_of(table: BufferTable, count: int) -> tuple[Wave, ...]:
-    """Cut all buffers into slices whose `count` rows fit half of the staging memory.
+def waves_of(table: BufferTable, count: int, groups: Sequence[Group]) -> tuple[Wave, ...]:
+    """Cut the buffers of `groups` into slices whose rows fit half of the staging memory.
 
     ValueError where not even one byte of every row fits: the caller must split the plan.
     """
     room = table.scratch_bytes // 32 * 16 // count
-    if room < 1:
+    if groups and room < 1:
         raise ValueError(
             f"{count} overlapping moves need {2 * count + 32} bytes of staging memory, "
             f"the table has {table.scratch_bytes}"
         )
     waves: list[Wave] = []
-    for first, buffers, (unit, words) in table.groups:
-        # 64 bytes are two sectors: thinner slices would fetch each sector again and again, but a
-        # thin slice is still right.
+    for first, buffers, (unit, words, _) in groups:
         cut = next(u for u in (unit, 4, 1) if u <= unit and u <= room)
-        width, total = room // cut, words * (unit // cut)
-        together = max(1, width // total)
-        width = min(width, total)
+        total = words * (unit // cut)
+        slices = ceil_div(total, room // cut)
+        width = ceil_div(total, slices)
+        together = max(1, room // cut // width)
         for b in range(0, buffers, together):
             many = min(together, buffers - b)
             for c in range(0, total, width):
@@ -188,6 +192,7 @@ def prewarm(table: BufferTable) -> None:
         stay = torch.zeros(1, dtype=dtype, device=table.device)
         launch(table, stay, stay, disjoint=True)
         launch(table, stay, stay, disjoint=False)
+    _stage(table, (stay.view(torch.int32),) * 2 + (2, 1), waves_of(table, 1, table.groups[:1]))
 
 
 def verdict(table: BufferTable) -> Reason:
@@ -200,16 +205,86 @@ def compiled_variants() -> int:
     if interpreted():
         return 0
     kernels = programs("_relocate")
-    found = (kernels.check_moves, kernels.copy_rows, kernels.stage_rows)
+    found = (kernels.check_moves, kernels.copy_rows, kernels.stage_rows, kernels.hold_rows)
     return sum(len(caches[0]) for k in found for caches in k.device_caches.values())
 
 
+def _split_groups(table: BufferTable, count: int) -> tuple[list[Group], list[Group]]:
+    # What registers can hold, and what must pass through the staging memory: rows that are not
+    # cut into 16-byte units, more rows than one wave has units, devices without grid barriers.
+    most = _members(table.device) * HOLD_UNITS
+    held = [g for g in table.groups if g.shape.unit == 16 and count <= most]
+    return held, [g for g in table.groups if g not in held]
+
+
+def _members(device: torch.device) -> int:
+    if not meets(device):
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def _copy(table: BufferTable, plan: Any, pdl: bool) -> None:
+    # Few rows are spread over as many programs as possible; many share what they read of the
+    # indices among buffers, and store whole lines.
+    units, narrow = (4096, 4096) if interpreted() else (UNITS, NARROW)
+    count = plan[3]
+    shared = count * table.row_bytes >= SHARE_BYTES
+    tiles = max(_tiles(g.shape, count, units, narrow, 128 * shared) for g in table.groups)
+    shape = table.groups[0].shape if len(table.groups) == 1 else Shape(0, 1, 0)
+    programs("_relocate").copy_rows[(tiles, table.chunk_counts[shared])](
+        table.lines, table.chunks[int(shared)], *plan, table.state,
+        table.lines.shape[0], SHARED if shared else 1, int(shared),
+        shape.words, signed_magic(shape.words), shape.pitch, shape.unit,  # inputs
+        UNITS=units, NARROW=narrow, PDL=pdl, num_warps=WARPS, maxnreg=REGISTERS,
+        **({"launch_pdl": True} if pdl else {}),
+    )  # fmt: skip
+
+
+def _hold(table: BufferTable, plan: Any, groups: Sequence[Group]) -> None:
+    count, members, arrived = plan[3], _members(table.device), 0
+    for first, buffers, (_, words, _) in groups:
+        most = members * HOLD_UNITS // count
+        width = ceil_div(words, ceil_div(words, most))
+        whole_lines = ceil_div(width, 8) * 8
+        width = min(whole_lines if whole_lines <= most else width, words)
+        slices, tiles = ceil_div(words, width), ceil_div(count * width, HOLD_UNITS)
+        together = members // tiles
+        programs("_relocate").hold_rows[(members * TEAMS,)](
+            table.lines, *plan, table.state,
+            first, buffers, words, width, signed_magic(width), slices, tiles, together, TEAMS,
+            arrived,  # inputs
+            UNITS=HOLD_UNITS, num_warps=HOLD_WARPS, maxnreg=HOLD_REGISTERS,
+            launch_cooperative_grid=True,  # constants
+        )  # fmt: skip
+        arrived += members * ceil_div(buffers * slices, together * TEAMS)
+
+
+def _stage(table: BufferTable, plan: Any, waves: Sequence[Wave]) -> None:
+    half, nothing = table.scratch_bytes // 32 * 16, Wave(0, 0, 0, 1, 16)
+    units, narrow = (4096, 4096) if interpreted() else (STAGE_UNITS, STAGE_NARROW)
+    if not waves:
+        return
+    for k, (load, save) in enumerate(zip((*waves, nothing), (nothing, *waves), strict=True)):
+        tiles = max(
+            _tiles(Shape(w.unit, w.width, 0), plan[3], units, narrow)
+            for w in (load, save)
+            if w.buffers
+        )
+        programs("_relocate").stage_rows[(tiles, max(load.buffers, save.buffers), 2)](
+            table.lines, *plan, table.state, table.staging,
+            *_numbers(load), k % 2 * half, *_numbers(save), (k + 1) % 2 * half,  # inputs
+            UNITS=units, NARROW=narrow, num_warps=STAGE_WARPS,  # constants
+        )  # fmt: skip
+
+
 def _numbers(wave: Wave) -> tuple[int, ...]:
-    return (*wave[:4], magic_of(wave.width) & 0xFFFFFFFF, wave.unit)
+    return (*wave[:4], signed_magic(wave.width), wave.unit)
 
 
-def _tiles(shape: Shape, count: int) -> int:
-    return ceil_div(shape.words * count, UNITS if shape.unit == 16 else NARROW)
+def _tiles(shape: Shape, count: int, units: int, narrow: int, lead: int = 0) -> int:
+    # `lead` bytes may be left out of the first tile.
+    size = units if shape.unit == 16 else narrow
+    return ceil_div(shape.words * count + lead // shape.unit, size)
 
 
 def _check_arguments(
@@ -219,6 +294,8 @@ def _check_arguments(
     need_indices("dst", dst, table.device)
     if src.numel() != dst.numel():
         raise ValueError(f"src has {src.numel()} entries, dst has {dst.numel()}")
+    if src.dtype != dst.dtype:
+        raise ValueError(f"src is {src.dtype}, dst is {dst.dtype}: give both the same")
     if distinct_src and not disjoint:
         raise ValueError("distinct_src needs disjoint moves")
 

@@ -10,6 +10,7 @@ from ._load import ceil_div, need_device, need_indices, programs
 
 BLOCK, WARPS = 1024, 4
 MAX_GRID = 65_535
+_INDICES = (torch.int32, torch.int64)
 
 
 def remap(
@@ -69,8 +70,8 @@ def remap_values(lut: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
     Values are contiguous int32 or int64 tensors on the device of `lut`, disjoint in memory. Their
     addresses travel in one small asynchronous copy. Numbers outside `lut` stay as they are.
     """
+    _check_values(lut, values)
     held = [v for v in values if v.numel()]
-    _check_values(lut, held)
     need_device(lut.device, "remap_values_torch")
     for first in range(0, len(held), MAX_GRID):
         part = held[first : first + MAX_GRID]
@@ -105,5 +106,10 @@ def _check_table(lut: torch.Tensor, table: torch.Tensor) -> None:
 
 def _check_values(lut: torch.Tensor, values: Sequence[torch.Tensor]) -> None:
     need_indices("lut", lut, lut.device)
+    device = lut.device
     for i, value in enumerate(values):
-        need_indices(f"values[{i}]", value, lut.device)
+        # Said in one line for the common case: a tree hands over hundreds of values a step.
+        if not (value.dtype in _INDICES and value.ndim == 1 and value.is_contiguous()):
+            need_indices(f"values[{i}]", value, device)
+        if value.device != device:
+            raise ValueError(f"values[{i}] is on {value.device}, expected {device}")

@@ -8,7 +8,7 @@ import torch
 
 from ._load import ceil_div, interpreted, need_device, need_indices, programs
 
-MARK_BLOCK, PAGES_BLOCK, GROUPS, PLAN_WARPS, COMMIT_BLOCK = 1024, 8192, 64, 16, 256
+MARK_BLOCK, PAGES_BLOCK, GROUPS, PLAN_WARPS, COMMIT_BLOCK = 1024, 4096, 64, 16, 256
 
 
 class TenureSpace(NamedTuple):

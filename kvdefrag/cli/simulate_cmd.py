@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvdefrag.cli.output import write_result
+
 if TYPE_CHECKING:
     from kvdefrag.sim.options import RunOptions
     from kvdefrag.sim.results import RunResult
@@ -108,6 +110,14 @@ def simulate(
         Path | None,
         typer.Option(help="Write every step as a Chrome trace.", rich_help_panel=_OUTPUT),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the allocator events of the one arm that --arms names, for `kvdefrag "
+            "replay`; compressed if it ends in .gz.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     wide: Annotated[
         bool, typer.Option("--wide", help="Show every metric.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -135,10 +145,11 @@ def simulate(
         profile=profile,
         seed=seed,
         slices=trace_out is not None,
+        record=record,
     )
     chosen = choose(arms.split(",") if arms else None, config or [], page=page)
     result = _run(chosen, options, processes or os.cpu_count() or 1)
-    _write(result, json=json, html=html, trace_out=trace_out, wide=wide)
+    write_result(result, json=json, html=html, trace_out=trace_out, wide=wide)
 
 
 def _run(arms: list, options: RunOptions, processes: int) -> RunResult:  # type: ignore[type-arg]
@@ -161,21 +172,3 @@ def _run(arms: list, options: RunOptions, processes: int) -> RunResult:  # type:
             bars.update(tasks[position], completed=done)
 
         return simulate(arms, options, processes=processes, progress=advance)
-
-
-def _write(
-    result: RunResult,
-    *,
-    json: Path | None,
-    html: Path | None,
-    trace_out: Path | None,
-    wide: bool,
-) -> None:
-    from kvdefrag.sim.report import print_result, write_chrome_trace, write_html, write_json
-
-    print_result(result, Console(), wide=wide)
-    for path, write in ((json, write_json), (html, write_html), (trace_out, write_chrome_trace)):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(result, path)
-            typer.echo(f"wrote {path.resolve()}")

@@ -35,6 +35,11 @@ class SlotAllocator:
         device: Where the free list lives.
         readback: Late results from the device; by default delivered at once (CPU).
 
+    Attributes:
+        whole_groups: Let a row that had to take single slots go on with them for a whole page of
+            tokens: somebody will move such groups into pages, and a page begun amid a group
+            would leave a rest that fits nowhere.
+
     Raises:
         ConfigError: `page` is no power of two, or reservation lacks a table or two ends.
     """
@@ -64,6 +69,7 @@ class SlotAllocator:
         self._two_ended = self.free_list if isinstance(self.free_list, TwoEnded) else None
         self.reservations = _make_reservations(table, page, reservation, discipline)
         self._group: list[Tensor] | None = None
+        self.whole_groups = False
 
     @property
     def two_ended(self) -> TwoEnded | None:
@@ -86,8 +92,10 @@ class SlotAllocator:
         """
         if self.reservations is not None:
             lack = self.reservations.lacking(demand)
-            pages = self.reservations.pages_for(demand, lack)
-            return int(np.where(pages > 0, pages * self.page, lack).sum())
+            if not lack.any():
+                return 0
+            pages = self.reservations.pages_for(demand.starts + demand.counts - lack, lack)
+            return int(np.maximum(pages * self.page, lack).sum())
         if self._two_ended is not None and demand.kind is Kind.EXTEND:
             return int((-(-demand.counts // self.page)).sum()) * self.page
         return demand.total
@@ -121,7 +129,7 @@ class SlotAllocator:
             return self._alloc_reserved(demand, self.reservations)
         if not self._make_room(demand.total):
             return None
-        if demand.kind is Kind.EXTEND and self._two_ended is not None:
+        if demand.kind is Kind.EXTEND and self._two_ended is not None and demand.total:
             return self._alloc_aligned(demand)
         return self._taken(self._take_back(demand.total))
 
@@ -141,7 +149,13 @@ class SlotAllocator:
         self._give(slots.to(torch.int64))
 
     def free_group_begin(self) -> None:
-        """Hold back frees until `free_group_end()`."""
+        """Hold back frees until `free_group_end()`.
+
+        Raises:
+            IntegrityError: A group is open already; a second one would lose its slots.
+        """
+        if self._group is not None:
+            raise IntegrityError(f"a free group of {len(self._group)} frees is open already")
         self._group = []
 
     def free_group_end(self) -> None:
@@ -166,6 +180,7 @@ class SlotAllocator:
         """Make every slot free again."""
         self.free_list.clear(self.size)
         self.checks.clear(self.size)
+        self._since_reorder = 0
         self._group = None
         if self.reservations is not None:
             self.reservations.clear()
@@ -184,7 +199,7 @@ class SlotAllocator:
         self.checks.moved(src, dst)
 
     def check_integrity(self) -> None:
-        """Raise `IntegrityError` unless the free list is a set within 1..size, as long as counted."""
+        """Raise `IntegrityError` unless the free list is a set in 1..size, as long as counted."""
         slots = self.free_slots().cpu()
         distinct = torch.unique(slots).shape[0]
         outside = int(((slots < 1) | (slots > self.size)).sum())
@@ -199,7 +214,7 @@ class SlotAllocator:
         self._before_extend()
         page = self.page
         padded = (-(-demand.counts // page)) * page
-        if int(padded.sum()) > self.free_list.available():
+        if not 0 < int(padded.sum()) <= self.free_list.available():
             return self._taken(self.free_list.take_front(demand.total))
         taken = self.free_list.take_front(int(padded.sum()))
         ends = np.cumsum(padded)
@@ -211,40 +226,56 @@ class SlotAllocator:
         return self._taken(torch.cat([taken[s : s + n] for s, n, _ in pieces]))
 
     def _alloc_reserved(self, demand: Demand, book: Reservations) -> Tensor | None:
+        for row in book.estranged(demand):
+            self._give(book.give_back(int(row), int(book.allocated[row])))
+            book.forget(int(row))
         lack = book.lacking(demand)
-        wanting = np.flatnonzero(lack)
-        if wanting.size:
+        if lack.any():
             if demand.kind is Kind.EXTEND:
                 self._before_extend()
             if not self._make_room(int(lack.sum()), demand):
                 return None
-            self._fill_rows(demand, lack, wanting, book)
+            self._fill_rows(demand, lack, book)
         self._tick()
         book.commit(demand)
         return book.read(demand)
 
-    def _fill_rows(
-        self, demand: Demand, lack: IntArray, wanting: IntArray, book: Reservations
-    ) -> None:
-        pages = book.pages_for(demand, lack)
-        spare = self.available_size() - int(lack.sum())
+    def _fill_rows(self, demand: Demand, lack: IntArray, book: Reservations) -> None:
+        wanting = np.flatnonzero(lack)
+        need = lack[wanting]
+        starts = (demand.starts + demand.counts)[wanting] - need
+        rows = demand.rows[wanting]
+        pages = book.pages_for(starts, need)
+        if self.whole_groups and demand.kind is not Kind.EXTEND:
+            pages[book.mid_group(rows, starts)] = 0
+        extra = self._surplus(demand.kind, need, pages)
+        # Prompts and whole pages come from the front, single slots from the back.
+        front = (extra >= 0) | (demand.kind is Kind.EXTEND)
+        book.note_singles(rows, starts, ~front)
+        if self.whole_groups and demand.kind is Kind.SPECULATIVE:
+            rest = np.where(front, 0, book.to_group_end(rows, starts + need))
+            spare = self.available_size() - int(need.sum() + np.maximum(extra, 0).sum())
+            extra = np.where(np.cumsum(rest) <= spare, np.maximum(extra, rest), extra)
+        sizes = need + np.maximum(extra, 0)
+        for some, take in ((front, self.free_list.take_front), (~front, self.free_list.take_back)):
+            if some.any():
+                slots = self._taken(take(int(sizes[some].sum())))
+                book.write(rows[some], starts[some], sizes[some], slots)
+
+    def _surplus(self, kind: Kind, need: IntArray, pages: IntArray) -> IntArray:
+        # What each request takes beyond its need to fill whole pages; -1 where it takes none.
+        # Prompts take pages even if the list may have run out of whole ones: it then gives the
+        # emptiest pages, which is the best there is.
+        spare = self.available_size() - int(need.sum())
         limit = self._two_ended.whole_pages() if self._two_ended is not None else 0
-        for i in wanting:
-            row, need = int(demand.rows[i]), int(lack[i])
-            start = int(demand.starts[i] + demand.counts[i]) - need
-            extra = int(pages[i]) * self.page - need
-            if demand.kind is Kind.EXTEND:
-                whole = pages[i] > 0 and extra <= spare
-            else:
-                whole = 0 < pages[i] <= limit and extra <= spare
-            if whole:
-                slots = self.free_list.take_front(need + extra)
-                spare, limit = spare - extra, limit - int(pages[i])
-            elif demand.kind is Kind.EXTEND:
-                slots = self.free_list.take_front(need)
-            else:
-                slots = self.free_list.take_back(need)
-            book.write(row, start, self._taken(slots))
+        surplus = np.full(need.shape[0], -1, dtype=np.int64)
+        for i, (wanted, count) in enumerate(zip(need.tolist(), pages.tolist(), strict=True)):
+            extra = count * self.page - wanted
+            if count and extra <= spare and (count <= limit or kind is Kind.EXTEND):
+                surplus[i] = extra
+                spare -= extra
+                limit -= count
+        return surplus
 
     def _make_room(self, count: int, demand: Demand | None = None) -> bool:
         # Reserved slots go back first when slots run out: all but those that are asked for now.

@@ -17,7 +17,7 @@ from kvdefrag.core.mover import Mover
 from kvdefrag.core.payback import PayBack
 from kvdefrag.core.plan import MovePlan, check_plan, violation
 from kvdefrag.core.plan_evacuate import plan_evacuation
-from kvdefrag.core.plan_gather import plan_gather, plan_lower
+from kvdefrag.core.plan_gather import any_missing, plan_gather, plan_lower
 from kvdefrag.core.plan_tenure import TenurePlan, plan_tenure
 from kvdefrag.core.policy import Decision, Demanded, Gather, Lower, Mechanism, Policy, Situation
 from kvdefrag.core.profile import DeviceProfile
@@ -25,7 +25,7 @@ from kvdefrag.core.readback import Readback
 from kvdefrag.core.report import StepReport
 from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
-from kvdefrag.errors import IntegrityError
+from kvdefrag.errors import ConfigError, IntegrityError
 
 _SAMPLED = 64
 
@@ -52,6 +52,9 @@ class Defragmenter:
         profile: Prices of this GPU.
         readback: Brings device results back; shared with the allocator's free list.
         verify: Whether steps verify drafts.
+
+    Raises:
+        ConfigError: The settings and the allocator disagree on the page.
     """
 
     def __init__(
@@ -75,11 +78,14 @@ class Defragmenter:
         self._policy = self._make_policy(config)
 
     def configure(self, config: Config) -> None:
-        """Use other settings from the next step on; what was learnt of the requests stays."""
-        demands = self._policy.demands
-        self.config = config
-        self._policy = self._make_policy(config)
-        self._policy.demands.extend(demands)
+        """Use other settings from the next step on; what was learnt of the requests stays.
+
+        Raises:
+            ConfigError: The page is another one; nothing has changed.
+        """
+        policy = self._make_policy(config)
+        policy.demands.extend(self._policy.demands)
+        self.config, self._policy = config, policy
 
     def request(self, demand: Demanded) -> None:
         """Ask for a gathering or a lower high-water mark; served in order, over steps."""
@@ -107,9 +113,12 @@ class Defragmenter:
 
         Raises:
             PlanError: A planned move breaks a rule (CPU); nothing has moved.
-            IntegrityError: The device flagged a plan some steps ago; that plan moved nothing.
+            IntegrityError: The device flagged a plan some steps ago, which moved nothing, or a
+                wrong free.
         """
         self._readback.advance()
+        if self._allocator.two_ended is not None and self._allocator.two_ended.violated:
+            raise IntegrityError("a slot was freed twice, or a slot out of range was freed")
         blocked = self._policy.blocked(step, gates)
         if blocked is not None:
             return self._report(step, gates, blocked, _Outcome())
@@ -127,12 +136,19 @@ class Defragmenter:
         self._policy.demands.clear()
 
     def _make_policy(self, config: Config) -> Policy:
-        return Policy(
+        if config.page != self._allocator.page:
+            raise ConfigError(
+                f"page: {config.page} is not allowed; the free list has pages of "
+                f"{self._allocator.page}"
+            )
+        policy = Policy(
             config,
             row_bytes=self._mover.row_bytes,
             payback=PayBack(config.consumers, self._profile),
             verify=self._verify,
         )
+        self._allocator.whole_groups = policy.may_tenure
+        return policy
 
     def _situation(self, view: EngineView) -> Situation:
         free, size = self._allocator.available_size(), self._allocator.size
@@ -167,10 +183,10 @@ class Defragmenter:
         plan = plan_tenure(view, starts, pages, page=page, max_groups=decision.rows // page)
         if plan is None:
             return _Outcome()
-        plan = self._checked_groups(plan)
+        plan = plan.voided_if(self._refused(plan.moves))
         if not self.config.relocation.dry_run:
             commit_groups(view, plan, self._mover, pages)
-            self._allocator.checks.moved(plan.moves.src, plan.moves.dst)
+            self._allocator.commit_moves(plan.moves.src, plan.moves.dst)
             self._confirm(view, plan)
         return self._count(view, plan.moves, triggered=True)
 
@@ -217,6 +233,10 @@ class Defragmenter:
         stretch = view.table[demand.row, max(begin - 1, 0) : end].long()
         previous, slots = (stretch[0], stretch[1:]) if begin else (None, stretch)
         plan = plan_gather(slots, previous, pages, page=self.config.page)
+        if begin < view.protected[i]:
+            # Shared slots move only if the tree gave all of them out.
+            movable = self._movable(view, values)
+            plan = plan.voided_if(any_missing(slots, movable, self._allocator.size))
         return self._move(view, plan, values, triggered=False)
 
     def _movable(self, view: EngineView, values: Sequence[Tensor]) -> Tensor:
@@ -227,7 +247,7 @@ class Defragmenter:
     def _move(
         self, view: EngineView, plan: MovePlan, values: Sequence[Tensor], *, triggered: bool
     ) -> _Outcome:
-        plan = self._checked(plan)
+        plan = plan.voided_if(self._refused(plan))
         if not self.config.relocation.dry_run:
             book = self._allocator.reservations
             holders: list[Holder] = [live_rows(view, book.held if book else None)]
@@ -235,7 +255,7 @@ class Defragmenter:
             pages = self._allocator.two_ended
             assert pages is not None
             commit_slots(plan, self._mover, holders, pages, self._allocator.size)
-            self._allocator.checks.moved(plan.src, plan.dst)
+            self._allocator.commit_moves(plan.src, plan.dst)
             self.tracker.moved(view.rows)
         return self._count(view, plan, triggered=triggered)
 
@@ -264,24 +284,21 @@ class Defragmenter:
         self._readback.submit(plan.moved_rows(), deliver)
         return _Outcome(plan.capacity, learnt[0] if learnt else None)
 
-    def _checked_groups(self, plan: TenurePlan) -> TenurePlan:
-        self._checked(plan.moves)
-        return plan
-
-    def _checked(self, plan: MovePlan) -> MovePlan:
+    def _refused(self, plan: MovePlan) -> Tensor | None:
+        # Whether the plan breaks a rule: a flag on the device, or None if it was not looked at.
         self._plans += 1
         mode = self.config.relocation.check_plans
         if mode == "never" or (mode == "sampled" and self._plans % _SAMPLED):
-            return plan
+            return None
         size, device = self._allocator.size, plan.src.device
         is_free = torch.zeros(size + 1, dtype=torch.bool, device=device)
         is_free[self._allocator.free_list.slots()] = True
         if device.type == "cpu":
             check_plan(plan, is_free, size)
-            return plan
-        broken = violation(plan, is_free, size)
-        self._readback.submit(broken, self._flagged)
-        return MovePlan(plan.src.where(~broken, 0), plan.dst.where(~broken, 0), plan.disjoint)
+            return None
+        refused = violation(plan, is_free, size)
+        self._readback.submit(refused, self._flagged)
+        return refused
 
     def _flagged(self, broken: int) -> None:
         if broken:

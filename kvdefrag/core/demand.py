@@ -28,7 +28,8 @@ class Demand:
         kind: Which of the engine's allocation callers asks.
         rows: int64 [n], table row of each request; distinct.
         starts: int64 [n], token positions already allocated in that row.
-        counts: int64 [n], slots wanted for positions `[starts, starts + counts)`.
+        counts: int64 [n], slots wanted for positions `[starts, starts + counts)`; 1 each for
+            `DECODE`.
     """
 
     kind: Kind
@@ -40,3 +41,11 @@ class Demand:
     def total(self) -> int:
         """Slots wanted by all requests together."""
         return int(self.counts.sum())
+
+
+def ragged(starts: IntArray, counts: IntArray) -> IntArray:
+    """Return the numbers of all ranges `[starts, starts + counts)`, one range after the other."""
+    ends = counts.cumsum()
+    total = int(ends[-1]) if ends.size else 0
+    numbers: IntArray = np.repeat(starts - ends + counts, counts) + np.arange(total)
+    return numbers

@@ -71,7 +71,7 @@ class FifoFreeList:
         self._count += slots.shape[0]
 
     def slots(self) -> Tensor:
-        return _cat(list(self._chunks), self._device)
+        return _cat(list(self._chunks), self._device).clone()
 
 
 class SortedFreeList:
@@ -102,7 +102,7 @@ class SortedFreeList:
         self._released_count += slots.shape[0]
 
     def slots(self) -> Tensor:
-        return _cat([self._ready, *self._released], self._device)
+        return _cat([self._ready, *self._released], self._device).clone()
 
     def _merge(self) -> None:
         self._ready = _cat([self._ready, *self._released], self._device).sort().values

@@ -115,7 +115,9 @@ class HostCounter:
         back = page - 1
         columns = np.arange(back + int((committed - counted).max()))
         at = (counted - back)[:, None] + columns
-        slots = flat[(rows * width)[:, None] + at.clip(0, width - 1)].astype(np.int64)
+        slots = flat[(rows * width)[:, None] + np.minimum(np.maximum(at, 0), width - 1)].astype(
+            np.int64
+        )
         breaks = np.empty(slots.shape, dtype=bool)
         breaks[:, 1:] = slots[:, 1:] != slots[:, :-1] + 1
         breaks[:, 0] = True
@@ -124,7 +126,8 @@ class HostCounter:
         began = np.maximum.accumulate(np.where(breaks, columns, 0), axis=1)
         closes = new & (slots % page == back) & (columns - began >= back) & (slots >= page)
         # A page that the shared prefix begins counts for the private tokens in it only.
-        private = np.minimum(page, at + 1 - self._protected[rows][:, None]).clip(0)
+        private = np.minimum(page, at + 1 - self._protected[rows][:, None])
+        private = np.maximum(private, 0)
         self._runs[rows] += (breaks & new).sum(1)
         self._covered[rows] += closes.sum(1) * page
         self._private_covered[rows] += np.where(closes, private, 0).sum(1)

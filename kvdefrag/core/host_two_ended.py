@@ -18,6 +18,8 @@ _EMPTY: IntArray = np.empty(0, dtype=np.int64)
 class HostTwoEndedFreeList:
     """Free slots in canonical order (see `two_ended`), for CPU tensors.
 
+    Wrong frees are refused before they reach this list (`slot_checks`), so it never sees one.
+
     The order in force is a snapshot: loose slots at the head, whole pages, loose slots of a page
     broken from behind, partly used pages. Freed slots enter it at the next `reorder()`.
 
@@ -25,6 +27,8 @@ class HostTwoEndedFreeList:
         size: Slots 1..size.
         page: Slots to an aligned page, a power of two.
     """
+
+    violated = False
 
     def __init__(self, size: int, *, page: int) -> None:
         self._page = page
@@ -43,8 +47,8 @@ class HostTwoEndedFreeList:
 
     @property
     def dirty(self) -> bool:
-        """Whether slots were freed or substituted since the last `reorder()`."""
-        return self._available != self._ordered or self._substituted
+        """Whether a `reorder()` would help: slots came back, or the front is amid a page."""
+        return self._available != self._ordered or self._substituted or not self._front_aligned
 
     @property
     def substituted(self) -> bool:
@@ -56,11 +60,12 @@ class HostTwoEndedFreeList:
 
     def whole_pages(self) -> int:
         """Return how many whole free pages lie at the front."""
-        aligned = self._head.shape[0] == 0 and not self._substituted
+        aligned = self._front_aligned and not self._substituted
         return self._whole.shape[0] if aligned else 0
 
     def take_front(self, count: int) -> Tensor:
         self._ready(count)
+        self._front_aligned = self._front_aligned and count % self._page == 0
         head, self._head = _cut(self._head, count)
         left = count - head.shape[0]
         pages, self._whole = _cut(self._whole, -(-left // self._page))
@@ -105,13 +110,13 @@ class HostTwoEndedFreeList:
         count = self._count[used]
         self._whole = used[count == self._page]
         part = used[count < self._page]
-        emptiest_first = np.argsort(
-            (self._page - self._count[part]).astype(np.uint8), kind="stable"
-        )
+        # The narrowest type that holds a page's slots: NumPy sorts small integers by radix.
+        taken = (self._page - self._count[part]).astype(np.min_scalar_type(self._page - 1))
+        emptiest_first = np.argsort(taken, kind="stable")
         self._part = self._free_in(part[emptiest_first])
         self._head = self._tail = _EMPTY
         self._ordered = self._available
-        self._substituted = False
+        self._substituted, self._front_aligned = False, True
 
     def free_per_page(self) -> Tensor:
         """Return int64 [pages]: free slots in each page, page 0 and the last page included."""

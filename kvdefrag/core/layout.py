@@ -45,7 +45,7 @@ class LayoutStats:
     @property
     def mean_run(self) -> Tensor:
         """Tokens per run, float64 [n]; 0 for an empty request."""
-        return self.tokens / self.runs.clamp(min=1)
+        return self.tokens.double() / self.runs.clamp(min=1)
 
     @property
     def contiguous(self) -> Tensor:
@@ -54,7 +54,7 @@ class LayoutStats:
 
     def coverage(self, page: int) -> Tensor:
         """Return the share of tokens in aligned pages, float64 [n]; 1 for an empty request."""
-        share = self.covered[page] / self.tokens.clamp(min=1)
+        share = self.covered[page].double() / self.tokens.clamp(min=1)
         return torch.where(self.tokens > 0, share, torch.ones_like(share))
 
     def left_over(self, page: int) -> Tensor:

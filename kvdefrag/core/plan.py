@@ -35,6 +35,16 @@ class MovePlan:
         """Return the number of real moves, an int64 scalar on the plan's device."""
         return (self.src != self.dst).sum()
 
+    def voided_if(self, refused: Tensor | None) -> MovePlan:
+        """Return a plan of as many pairs that moves nothing where `refused`, a bool scalar, is set.
+
+        None stands for a plan that nobody has looked at.
+        """
+        if refused is None:
+            return self
+        src, dst = torch.where(refused, 0, self.src), torch.where(refused, 0, self.dst)
+        return MovePlan(src, dst, self.disjoint)
+
 
 def violation(plan: MovePlan, is_free: Tensor, size: int) -> Tensor:
     """Return a bool scalar on the device: whether the plan breaks a rule.

@@ -67,7 +67,8 @@ def _victims(
     number = torch.arange(pages, device=free.device)
     ours = torch.zeros_like(free).scatter_add_(0, movable // page, torch.ones_like(movable))
     live = page - free
-    eligible = (live > 0) & (live == ours) & (live <= max_live)
+    # A page without a hole is what evacuation is for: it stays, however much may be moved.
+    eligible = (live > 0) & (free > 0) & (live == ours) & (live <= max_live)
     # Unique keys: fewest live rows first, then page number, so that no order is left to chance.
     key = torch.where(eligible, live, page + 1) * pages + number
     best = key.sort().values[:max_pages]

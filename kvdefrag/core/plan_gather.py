@@ -29,6 +29,8 @@ def plan_gather(
         A plan of n pairs.
     """
     count, device = slots.shape[0], slots.device
+    if count == 0:
+        return MovePlan(src=slots, dst=slots)
     need = -(-count // page)
     whole = free_list.free_per_page() == page
     steps = torch.arange(need, device=device)
@@ -55,6 +57,13 @@ def plan_lower(movable: Tensor, free: Tensor, *, rows: int) -> MovePlan:
     return MovePlan(src=torch.where(real, high, 0), dst=torch.where(real, low, 0))
 
 
+def any_missing(wanted: Tensor, slots: Tensor, size: int) -> Tensor:
+    """Return a bool scalar on the device: whether any of `wanted` is not among `slots`."""
+    among = torch.zeros(size + 1, dtype=torch.bool, device=slots.device)
+    among[slots] = True
+    return ~among[wanted].all()
+
+
 def _window(whole: Tensor, need: int, steps: Tensor, previous: Tensor | None, page: int) -> Tensor:
     pages = whole.shape[0]
     lowest = compact(torch.arange(pages, device=whole.device), whole, need)
@@ -67,7 +76,8 @@ def _window(whole: Tensor, need: int, steps: Tensor, previous: Tensor | None, pa
     if previous is None:
         return chosen
     behind = ((previous + 1) // page).clamp(max=pages - need)
-    goes_on = ((previous + 1) % page == 0) & long_enough[behind]
+    # Not `long_enough[behind]`: an index without dimensions is read by the host.
+    goes_on = ((previous + 1) % page == 0) & long_enough.index_select(0, behind.view(1))[0]
     goes_on &= behind * page == previous + 1
     return torch.where(goes_on, behind + steps, chosen)
 

@@ -16,7 +16,7 @@ The last page may still be filling: as far as tokens are committed it must be in
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -51,6 +51,18 @@ class TenurePlan:
     given: Tensor
     reached: Tensor
     of: IntArray
+
+    def voided_if(self, refused: Tensor | None) -> TenurePlan:
+        """Return a plan of the same shape that changes nothing where `refused` is set."""
+        if refused is None:
+            return self
+        return replace(
+            self,
+            moves=self.moves.voided_if(refused),
+            after=torch.where(refused, self.before, self.after),
+            pages_used=self.pages_used & ~refused,
+            reached=torch.where(refused, 0, self.reached),
+        )
 
 
 def plan_tenure(

@@ -120,6 +120,14 @@ class Policy:
         self.backoff_until = 0
         self.demands: deque[Demanded] = deque()
 
+    @property
+    def may_tenure(self) -> bool:
+        """Whether tenure may happen without being asked for."""
+        rules = self._rules
+        pays = rules.mode == "threshold" or (rules.mode == "auto" and self._payback.may_pay)
+        stopped = self._config.kill_switch or rules.dry_run
+        return pays and rules.mechanisms.tenure and not stopped
+
     def blocked(self, step: int, gates: tuple[str, ...]) -> Decision | None:
         """Return why this step does nothing, without a look at the requests; None to look.
 

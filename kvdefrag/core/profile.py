@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from kvdefrag.errors import ConfigError
 
@@ -62,6 +62,13 @@ class DeviceProfile(_Section):
     transfer_us_per_descriptor: float = Field(default=..., ge=0)
     provenance: dict[str, str]
 
+    @field_validator("decode", "verify")
+    @classmethod
+    def _both_kernels(cls, kernels: dict[str, AttentionCost]) -> dict[str, AttentionCost]:
+        if len(kernels) < 2:
+            raise ValueError("must hold stock and paged")
+        return kernels
+
     @property
     def bytes_per_slot(self) -> int:
         """Bytes of one slot over all layers."""
@@ -94,7 +101,7 @@ def load_profile(path: Path) -> DeviceProfile:
         ConfigError: The file is missing, is no JSON, or a field is wrong; names it.
     """
     try:
-        return DeviceProfile.model_validate_json(path.read_text(encoding="utf-8"))
+        return DeviceProfile.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"profile: {path} cannot be read: {error.strerror}") from error
     except ValidationError as error:

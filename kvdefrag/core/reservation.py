@@ -11,10 +11,13 @@ Who owns what in a table row of a running request:
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
-from kvdefrag.core.demand import Demand, IntArray
+from kvdefrag.core.demand import Demand, IntArray, Kind, ragged
 from kvdefrag.core.view import to_device
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 class Reservations:
@@ -29,8 +32,11 @@ class Reservations:
         self.table = table
         self._page = page
         self._width = table.shape[1]
+        self._flat = table.view(-1)
         self.held: IntArray = np.zeros(table.shape[0], dtype=np.int64)
         self.allocated: IntArray = np.zeros(table.shape[0], dtype=np.int64)
+        # Position at which a row began to take single slots, or -1 while it fills pages.
+        self._loose: IntArray = np.full(table.shape[0], -1, dtype=np.int64)
 
     def size(self) -> int:
         """Return how many slots are reserved."""
@@ -38,23 +44,56 @@ class Reservations:
 
     def lacking(self, demand: Demand) -> IntArray:
         """Return int64 [n]: slots each request wants beyond those its row already holds."""
-        have = np.maximum(self.held[demand.rows] - demand.starts, 0)
-        lack: IntArray = np.maximum(demand.counts - have, 0)
-        return lack
+        lack = demand.starts + demand.counts - self.held[demand.rows]
+        bounded: IntArray = np.minimum(np.maximum(lack, 0), demand.counts)
+        return bounded
 
-    def pages_for(self, demand: Demand, lacking: IntArray) -> IntArray:
-        """Return int64 [n]: whole pages that cover `lacking`, as far as the row is wide."""
-        pages = -(-lacking // self._page)
-        first = demand.starts + demand.counts - lacking
-        fits = first + pages * self._page <= self._width
-        whole: IntArray = np.where(fits, pages, 0)
+    def pages_for(self, starts: IntArray, counts: IntArray) -> IntArray:
+        """Return int64 [n]: whole pages that cover `counts`, 0 where the row is too narrow."""
+        pages = -(-counts // self._page)
+        fits = starts + pages * self._page <= self._width
+        whole: IntArray = pages * fits
         return whole
 
-    def write(self, row: int, start: int, slots: Tensor) -> None:
-        """Put `slots` into `table[row, start:]`: the row now holds as far as that."""
-        end = start + slots.shape[0]
-        self.table[row, start:end] = slots
-        self.held[row] = end
+    def write(self, rows: IntArray, starts: IntArray, counts: IntArray, slots: Tensor) -> None:
+        """Put `slots`, in order, into positions `[starts, starts + counts)` of `rows`.
+
+        The rows then hold slots as far as that.
+        """
+        at = to_device(ragged(rows * self._width + starts, counts), slots.device)
+        self._flat[at] = slots.to(self._flat.dtype)
+        self.held[rows] = starts + counts
+
+    def mid_group(self, rows: IntArray, starts: IntArray) -> BoolArray:
+        """Return bool [n]: whether a row is amid a group of a page of single slots."""
+        loose = self._loose[rows]
+        inside: BoolArray = (loose >= 0) & ((starts - loose) % self._page != 0)
+        return inside
+
+    def note_singles(self, rows: IntArray, starts: IntArray, singles: BoolArray) -> None:
+        """Note which rows took single slots for positions from `starts`, and which took pages."""
+        loose = self._loose[rows]
+        self._loose[rows] = np.where(singles, np.where(loose >= 0, loose, starts), -1)
+
+    def to_group_end(self, rows: IntArray, ends: IntArray) -> IntArray:
+        """Return int64 [n]: tokens from `ends` to the end of the group a row is amid, if near.
+
+        Speculation takes several slots at once and would step over the end of a group; it is 0
+        where that is a quarter of a page or more away.
+        """
+        rest = (self._loose[rows] - ends) % self._page
+        near: IntArray = np.where(rest < self._page // 4, rest, 0)
+        return near
+
+    def estranged(self, demand: Demand) -> IntArray:
+        """Return rows that hold reserved slots though the engine's length for them has changed.
+
+        The engine cut or freed tokens of such a row by itself, so its next tokens do not follow
+        what is reserved.
+        """
+        rows = demand.rows[self.allocated[demand.rows] != demand.starts]
+        strange: IntArray = rows[self.held[rows] > self.allocated[rows]]
+        return strange
 
     def commit(self, demand: Demand) -> None:
         """Note that positions up to `starts + counts` are allocated now."""
@@ -64,16 +103,9 @@ class Reservations:
 
     def read(self, demand: Demand) -> Tensor:
         """Return int64 [sum(counts)]: the slots of the wanted positions, in request order."""
-        if (demand.counts == 1).all():
-            rows, columns = demand.rows, demand.starts
-        else:
-            rows = np.repeat(demand.rows, demand.counts)
-            ends = np.cumsum(demand.counts)
-            columns = np.arange(ends[-1]) + np.repeat(
-                demand.starts - ends + demand.counts, demand.counts
-            )
-        at = to_device(rows * self._width + columns, self.table.device)
-        return self.table.view(-1)[at].long()
+        first = demand.rows * self._width + demand.starts
+        at = first if demand.kind is Kind.DECODE else ragged(first, demand.counts)
+        return self._flat.index_select(0, to_device(at, self.table.device)).long()
 
     def give_back(self, row: int, length: int) -> Tensor:
         """Return a copy of the slots that the row holds from `length` on; it holds them no more."""
@@ -85,8 +117,10 @@ class Reservations:
     def forget(self, row: int) -> None:
         """Note that the row is free."""
         self.held[row] = self.allocated[row] = 0
+        self._loose[row] = -1
 
     def clear(self) -> None:
         """Note that every row is free."""
         self.held[:] = 0
         self.allocated[:] = 0
+        self._loose[:] = -1

@@ -43,9 +43,9 @@ class Tracker:
         fresh = self._generation[view.rows] != view.generations
         rows = view.rows[fresh]
         self._generation[rows] = view.generations[fresh]
-        self._measured[rows] = 0
+        self._forget(rows)
         self._tenured[rows] = 0
-        self._tenured[view.rows] = np.maximum(self._tenured[view.rows], view.protected)
+        self._tenured[view.rows] = self._tenured[view.rows].clip(view.protected, view.committed)
 
     def tenured(self, view: EngineView) -> IntArray:
         """Return int64 [n]: position up to which each row is known to need no tenure."""
@@ -90,8 +90,10 @@ class Tracker:
 
     def clear(self) -> None:
         """Forget every request."""
+        everyone = np.arange(self._generation.shape[0])
         self._generation[:] = -1
-        self._counter.invalidate(np.arange(self._generation.shape[0]))
+        self._forget(everyone)
+        self._counter.invalidate(everyone)
 
     def check_integrity(self, view: EngineView) -> None:
         """Raise `IntegrityError` unless a recount of the table gives the remembered figures."""
@@ -110,3 +112,7 @@ class Tracker:
                 raise IntegrityError(
                     f"row {view.rows[i]}: {name} tracked {own[i]}, recounted {int(recount[i])}"
                 )
+
+    def _forget(self, rows: IntArray) -> None:
+        for figures in (self._measured, self._runs, self._covered):
+            figures[rows] = 0

@@ -21,6 +21,9 @@ class TwoEndedFreeList:
         page: Slots to an aligned page, a power of two.
         device: Where the list lives.
         readback: Brings the number of whole pages back to the host, some steps late.
+
+    Attributes:
+        violated: Whether a slot was freed twice or out of range, as far as the host has heard.
     """
 
     def __init__(self, size: int, *, page: int, device: torch.device, readback: Readback) -> None:
@@ -34,6 +37,7 @@ class TwoEndedFreeList:
         self._size = size
         self._pages = size // self._page + 1
         self.violation = torch.zeros((), dtype=torch.bool, device=self._device)
+        self.violated = False
         self._order = torch.arange(1, size + 1, dtype=torch.int64, device=self._device)
         self._low, self._high = 0, size
         self._pending: list[Tensor] = []
@@ -42,13 +46,13 @@ class TwoEndedFreeList:
         self._front_aligned = False
         self._epoch += 1
         # Page 0 holds the sink; the last page is whole only if its last slot is.
-        self._whole_bound = (size + 1) // self._page - 1
+        self._whole_bound = max(0, (size + 1) // self._page - 1)
         self.reorder()
 
     @property
     def dirty(self) -> bool:
-        """Whether slots were freed or substituted since the last `reorder()`."""
-        return self._pending_count > 0 or self._substituted
+        """Whether a `reorder()` would help: slots came back, or the front is amid a page."""
+        return self._pending_count > 0 or self._substituted or not self._front_aligned
 
     @property
     def substituted(self) -> bool:
@@ -74,10 +78,7 @@ class TwoEndedFreeList:
         self._ready(count)
         taken = self._order[self._high - count : self._high]
         self._high -= count
-        # A page broken from the front is whole no more.
-        broken = -self._low % self._page
-        left = max(0, self._high - self._low - broken) // self._page
-        self._whole_bound = min(self._whole_bound, left)
+        self._whole_bound = min(self._whole_bound, self._pages_left())
         return taken
 
     def put(self, slots: Tensor) -> None:
@@ -90,12 +91,14 @@ class TwoEndedFreeList:
     def reorder(self) -> None:
         """Sort the list into canonical order; enqueues one sort and waits for nothing."""
         slots = self.slots()
+        # A slot out of range would be a fault on the device: the sink stands in for it.
+        slots = torch.where((slots < 1) | (slots > self._size), 0, slots)
         page_of = slots // self._page
         free = self.free_per_page(slots)
         span = self._pages * self._page
         key = (self._page - free[page_of]) * span + slots
         order = key.sort().values % span
-        self.violation |= _broken(order, self._size)
+        self.violation |= _broken(order)
         self._order, self._low, self._high = order, 0, order.shape[0]
         self._pending, self._pending_count = [], 0
         # Sorting freed slots in can only add whole pages, so the bound of before still holds.
@@ -103,6 +106,7 @@ class TwoEndedFreeList:
         self._epoch += 1
         epoch = self._epoch
         self._readback.submit((free == self._page).sum(), lambda v: self._learn(epoch, v))
+        self._readback.submit(self.violation, self._hear)
 
     def free_per_page(self, slots: Tensor | None = None) -> Tensor:
         """Return int64 [pages]: free slots in each page, page 0 and the last page included."""
@@ -161,15 +165,22 @@ class TwoEndedFreeList:
         if self._substituted or count > self._high - self._low:
             self.reorder()
 
+    def _hear(self, violation: int) -> None:
+        self.violated = self.violated or bool(violation)
+
     def _learn(self, epoch: int, whole: int) -> None:
         # Late news count only while that order is in force, less what was taken from its front.
         if epoch == self._epoch and not self._substituted:
             taken = -(-self._low // self._page)
-            left = (self._high - self._low) // self._page
-            self._whole_bound = max(self._whole_bound, min(whole - taken, left))
+            self._whole_bound = max(self._whole_bound, min(whole - taken, self._pages_left()))
+
+    def _pages_left(self) -> int:
+        # A page broken from the front is whole no more.
+        broken = -self._low % self._page
+        return max(0, self._high - self._low - broken) // self._page
 
 
-def _broken(order: Tensor, size: int) -> Tensor:
+def _broken(order: Tensor) -> Tensor:
     # Sorted by page and slot, so a slot that was freed twice has its twin beside it.
     twice = (order[1:] == order[:-1]).any()
-    return twice | ((order < 1) | (order > size)).any()
+    return twice | (order < 1).any()

@@ -102,7 +102,7 @@ class Admission:
         self._allocator = allocator
         # Summed one by one: the order of rounding is SGLang's.
         expected: npt.NDArray[np.float64] = np.minimum(remaining, CLIP_OUTPUT) * ratio
-        self._later = sum(expected.tolist())
+        self._later: float = sum(expected.tolist())
         self._now = 0
         self._input_left = options.max_prefill
         self._chunk_left = options.chunked_prefill

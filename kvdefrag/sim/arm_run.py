@@ -8,18 +8,16 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from kvdefrag.core.allocator import SlotAllocator
-from kvdefrag.core.defragmenter import Defragmenter
 from kvdefrag.core.mover import CountingMover
-from kvdefrag.core.readback import Readback
-from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
+from kvdefrag.sim.arm_setup import make_allocator, make_defragmenter, relocates, tracker_of
 from kvdefrag.sim.arms import Arm
 from kvdefrag.sim.cost import StepTimer, profile_or_default
 from kvdefrag.sim.engine import Engine
 from kvdefrag.sim.engine_types import StepInfo, StepKind
 from kvdefrag.sim.meter import Meter
 from kvdefrag.sim.options import RunOptions
+from kvdefrag.sim.recording import Recording
 from kvdefrag.sim.request import sim_requests
 from kvdefrag.sim.results import ArmResult, Slice
 from kvdefrag.sim.speculation import AcceptedLengths, load_eagle_mtbench
@@ -43,42 +41,32 @@ class ArmRun:
         self._timer = StepTimer(profile, verify=speculates)
         self._row_bytes = profile.bytes_per_slot
         table = torch.zeros(options.engine.table_shape, dtype=torch.int32)
-        placement = arm.config.placement
-        self.allocator = SlotAllocator(
-            options.engine.pool_slots,
-            table=table,
-            page=arm.config.page,
-            discipline=placement.free_list,
-            reservation=placement.reservation,
-            reorder_interval=placement.reorder_interval,
-            checks=placement.checks,
-        )
+        self._recording = Recording(options.record, arm, options.engine) if options.record else None
+        log = self._recording.steps if self._recording else None
+        self.allocator = make_allocator(arm, options.engine.pool_slots, table, log)
         self.engine = self._engine(table, speculates=speculates)
-        self.defragmenter = Defragmenter(
-            arm.config,
-            allocator=self.allocator,
-            table_rows=table.shape[0],
+        self.defragmenter = make_defragmenter(
+            arm,
+            self.allocator,
+            table,
             mover=CountingMover(self._row_bytes),
             profile=profile,
-            readback=Readback(0),
             verify=speculates,
         )
         self._table = table
-        self._relocates = arm.config.relocation.mode != "off"
-        tracker = self.defragmenter.tracker if self._relocates else self._own_tracker(table)
-        self._tracker = tracker
         self._meter = Meter(
             self.engine,
             self.allocator,
-            tracker,
+            tracker_of(arm, self.defragmenter, table),
             self._timer,
             page=arm.config.page,
             packed=arm.packed,
         )
         self._moved_rows = 0
         self._slices: list[Slice] = []
-        if self._relocates:
-            self.engine.before_step = self._compact
+        self._last: StepInfo | None = None
+        self._relocates = relocates(arm)
+        self.engine.before_step = self._between_steps
 
     def run(self, progress: Progress | None = None) -> ArmResult:
         """Serve every request and return what came of it.
@@ -89,6 +77,7 @@ class ArmRun:
         began = time.perf_counter()
         decodes = 0
         while (step := self.engine.step()) is not None:
+            self._last = step
             if self._options.slices:
                 self._slices.append(self._slice(step))
             if step.kind is not StepKind.DECODE:
@@ -97,8 +86,12 @@ class ArmRun:
             if decodes % self._options.sample_every == 0 and self.engine.rows.live.any():
                 self._meter.sample(self._view(), self._moved_rows)
                 if progress is not None:
-                    totals = self.engine.totals
-                    progress(totals.finished + totals.rejected + totals.aborted)
+                    progress(self._done())
+        if progress is not None:
+            progress(self._done())
+        if self._recording is not None:
+            self._record_step()
+            self._recording.close()
         return self._meter.result(
             self._arm.name,
             self._arm.description,
@@ -121,8 +114,20 @@ class ArmRun:
         requests = sim_requests(options.trace.selection.apply(trace), workload, turn)
         return Engine(options.engine, self.allocator, table, requests, self._timer.price, accepted)
 
-    def _own_tracker(self, table: torch.Tensor) -> Tracker:
-        return Tracker(table.shape[0], page=self._arm.config.page)
+    def _done(self) -> int:
+        totals = self.engine.totals
+        return totals.finished + totals.rejected + totals.aborted
+
+    def _between_steps(self) -> None:
+        if self._recording is not None:
+            self._record_step()
+        if self._relocates:
+            self._compact()
+
+    def _record_step(self) -> None:
+        assert self._recording is not None
+        self._recording.step(self._view(), self.engine, self._last)
+        self._last = None
 
     def _compact(self) -> None:
         report = self.defragmenter.step(self.engine.totals.steps, self._view)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -12,8 +13,8 @@ from kvdefrag.core.demand import IntArray
 from kvdefrag.errors import IntegrityError
 from kvdefrag.sim.admission import TokenRatio
 from kvdefrag.sim.engine_cache import PrefixCache
-from kvdefrag.sim.engine_decode import DecodePass, DecodeResult
-from kvdefrag.sim.engine_prefill import PrefillPass, PrefillResult
+from kvdefrag.sim.engine_decode import DecodeLaunch, DecodePass
+from kvdefrag.sim.engine_prefill import PrefillLaunch, PrefillPass
 from kvdefrag.sim.engine_rows import Rows
 from kvdefrag.sim.engine_state import EngineState
 from kvdefrag.sim.engine_types import (
@@ -34,7 +35,7 @@ _NONE: IntArray = np.empty(0, dtype=np.int64)
 class Engine:
     """Serves requests step by step, with SGLang 0.5.17's decisions and slot numbers.
 
-    The model is the scheduler's non-overlapped loop at page size 1, with first come first served,
+    The model is the scheduler at page size 1, overlapped or not, with first come first served,
     prefill before decode, chunked prefill and the radix cache. With a `fifo` allocator every slot
     is the one that SGLang would hand out.
 
@@ -51,7 +52,8 @@ class Engine:
         accepted: Accepted lengths, if and only if `options.spec_window` is set.
 
     Attributes:
-        before_step: Called where `get_next_batch_to_run` begins, with nothing in flight.
+        before_step: Called where `get_next_batch_to_run` begins. With overlap the step before is
+            in flight then; in this model its writes are done.
         now: Simulated seconds.
         totals: Counts so far.
         rows: Table rows and their lengths.
@@ -76,6 +78,7 @@ class Engine:
         self._state = EngineState(options, allocator, self.rows, cache, ratio)
         self._prefill = PrefillPass(self._state)
         self._decode = DecodePass(self._state, accepted)
+        self._in_flight: PrefillLaunch | DecodeLaunch | None = None
         self._requests = requests
         self._next = next(requests, None)
         self._cost = cost
@@ -119,7 +122,6 @@ class Engine:
                 return None
             info = self._pass()
             if info is None and self._is_idle():
-                self._state.ratio.reset()
                 info = self._idle()
             if info is not None:
                 self.totals.add(info)
@@ -153,7 +155,7 @@ class Engine:
 
     def _is_idle(self) -> bool:
         state = self._state
-        busy = state.waiting or state.running.shape[0]
+        busy = state.waiting or state.running.shape[0] or self._in_flight is not None
         return not (busy or self._prefill.chunked or self._prefill.pending)
 
     def _pass(self) -> StepInfo | None:
@@ -161,17 +163,33 @@ class Engine:
             self.before_step()
         evicted = self._state.cache.evicted
         self._prefill.settle()
-        prefill = self._prefill.run()
-        if prefill is not None:
-            info = self._prefill_info(prefill, evicted)
-        else:
-            decode = self._decode.run()
-            if decode is None:
-                return None
-            info = self._decode_info(decode, evicted)
-        if info.kind is not StepKind.IDLE:
+        launch = self._prefill.launch() or self._decode.launch()
+        done = ran = launch if launch is not None and launch.rows.shape[0] else None
+        if self.options.overlap:
+            done, self._in_flight = self._in_flight, ran
+        if ran is None and done is None and self._is_idle():
+            self._state.ratio.reset()
+        if launch is None and done is None:
+            return None
+        outputs, finished = self._process(done)
+        info = self._describe(
+            launch,
+            output_tokens=outputs,
+            finished_rows=finished,
+            evicted_tokens=self._state.cache.evicted - evicted,
+            running=self._state.running.shape[0],
+            waiting=self.waiting,
+        )
+        if ran is not None:
             self.now += self._cost(info)
         return info
+
+    def _process(self, done: PrefillLaunch | DecodeLaunch | None) -> tuple[int, tuple[int, ...]]:
+        if done is None:
+            return 0, ()
+        if isinstance(done, PrefillLaunch):
+            return self._prefill.process(done)
+        return self._decode.process(done)
 
     def _idle(self) -> StepInfo | None:
         if self._next is None:
@@ -181,40 +199,34 @@ class Engine:
             self.totals.steps, StepKind.IDLE, start, _NONE, _NONE, _NONE, idle_s=self.now - start
         )
 
-    def _prefill_info(self, result: PrefillResult, evicted: int) -> StepInfo:
-        demand, admission = result.demand, result.admission
+    def _describe(self, launch: PrefillLaunch | DecodeLaunch | None, **rest: Any) -> StepInfo:
+        index, now = self.totals.steps, self.now
+        if launch is None:
+            return StepInfo(index, StepKind.IDLE, now, _NONE, _NONE, _NONE, **rest)
+        if isinstance(launch, PrefillLaunch):
+            demand, admission = launch.demand, launch.admission
+            return StepInfo(
+                index,
+                StepKind.PREFILL,
+                now,
+                launch.rows,
+                demand.starts,
+                demand.counts,
+                hit_tokens=admission.hit_tokens,
+                prompt_tokens=admission.prompt_tokens,
+                redone_tokens=admission.redone_tokens,
+                new_rows=launch.new_rows,
+                **rest,
+            )
+        size = launch.rows.shape[0]
         return StepInfo(
-            self.totals.steps,
-            StepKind.PREFILL,
-            self.now,
-            demand.rows,
-            demand.starts,
-            demand.counts,
-            hit_tokens=admission.hit_tokens,
-            prompt_tokens=admission.prompt_tokens,
-            redone_tokens=admission.redone_tokens,
-            output_tokens=result.output_tokens,
-            new_rows=result.new_rows,
-            finished_rows=result.finished_rows,
-            evicted_tokens=self._state.cache.evicted - evicted,
-            running=self._state.running.shape[0],
-            waiting=self.waiting,
-        )
-
-    def _decode_info(self, result: DecodeResult, evicted: int) -> StepInfo:
-        ran = result.rows.shape[0] > 0
-        return StepInfo(
-            self.totals.steps,
-            StepKind.DECODE if ran else StepKind.IDLE,
-            self.now,
-            result.rows,
-            result.starts,
-            np.full(result.rows.shape[0], self.options.spec_window or 1, dtype=np.int64),
-            output_tokens=result.output_tokens,
-            finished_rows=result.finished_rows,
-            retracted_rows=result.retracted_rows,
-            aborted_rows=result.aborted_rows,
-            evicted_tokens=self._state.cache.evicted - evicted,
-            running=self._state.running.shape[0],
-            waiting=self.waiting,
+            index,
+            StepKind.DECODE if size else StepKind.IDLE,
+            now,
+            launch.rows,
+            launch.starts,
+            np.full(size, self.options.spec_window or 1, dtype=np.int64),
+            retracted_rows=launch.retracted_rows,
+            aborted_rows=launch.aborted_rows,
+            **rest,
         )

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvdefrag.core.demand import Demand, IntArray, Kind
-from kvdefrag.errors import IntegrityError
+from kvdefrag.errors import ConfigError
 from kvdefrag.sim.engine_state import EngineState
 from kvdefrag.sim.engine_types import AcceptanceSource
 
@@ -16,13 +16,15 @@ RETRACT_STEPS = 20
 _NONE: IntArray = np.empty(0, dtype=np.int64)
 
 
-class DecodeResult(NamedTuple):
-    """What a decode pass did; `rows` is empty if retraction left nobody."""
+class DecodeLaunch(NamedTuple):
+    """A decode step that the model computes; `rows` is empty if retraction left nobody.
+
+    `generations` tells whether a row still has the request that it had at launch.
+    """
 
     rows: IntArray
     starts: IntArray
-    output_tokens: int
-    finished_rows: tuple[int, ...]
+    generations: IntArray
     retracted_rows: tuple[int, ...]
     aborted_rows: tuple[int, ...]
 
@@ -37,7 +39,7 @@ class DecodePass:
 
     def __init__(self, state: EngineState, accepted: AcceptanceSource | None) -> None:
         if (state.options.spec_window > 0) != (accepted is not None):
-            raise IntegrityError(
+            raise ConfigError(
                 f"spec_window {state.options.spec_window} and accepted lengths "
                 f"{'given' if accepted else 'missing'} do not go together"
             )
@@ -46,11 +48,11 @@ class DecodePass:
         self._window = state.options.spec_window
         self._ones = np.ones(state.options.max_running, dtype=np.int64)
 
-    def run(self) -> DecodeResult | None:
+    def launch(self) -> DecodeLaunch | None:
         """Decode one step of the running batch; None if nobody is running."""
         state = self._state
         before = state.running.shape[0]
-        if not before:
+        if not before or state.prefill_only:
             return None
         state.filter_finished()
         if not state.running.shape[0]:
@@ -66,7 +68,35 @@ class DecodePass:
             state.ratio.decay()
         if state.running.shape[0] < before:
             state.full = False
-        return self._decode(demand, slots, tuple(retracted), tuple(aborted))
+        starts = self._write(demand, slots)
+        generations = state.rows.generation[demand.rows]
+        return DecodeLaunch(demand.rows, starts, generations, tuple(retracted), tuple(aborted))
+
+    def process(self, launch: DecodeLaunch) -> tuple[int, tuple[int, ...]]:
+        """Take in what the model computed; returns output tokens and rows that finished.
+
+        Requests that have left their rows since the launch are passed over.
+        """
+        rows, batch = self._state.rows, launch.rows
+        there = rows.live[batch] & (rows.generation[batch] == launch.generations)
+        if not there.all():
+            batch = batch[there]
+        left = rows.limit[batch] - rows.generated[batch]
+        if self._accepted is None:
+            kept = self._ones[: batch.shape[0]]
+        else:
+            kept = self._accepted.draw(rows.turn[batch])
+            rows.committed_len[batch] += kept
+        rows.generated[batch] += kept
+        # The last verification may keep more than was asked for; that is not output.
+        outputs = int(np.minimum(kept, left).sum())
+        ended = batch[left <= kept].tolist()
+        if not ended:
+            return outputs, ()
+        self._state.allocator.free_group_begin()
+        finished = tuple(self._state.finish(row) for row in ended)
+        self._state.allocator.free_group_end()
+        return outputs, finished
 
     def _demand(self, batch: IntArray) -> Demand:
         rows = self._state.rows
@@ -76,34 +106,16 @@ class DecodePass:
         wanted = rows.committed_len[batch] + 2 * self._window
         return Demand(Kind.SPECULATIVE, batch, allocated, np.maximum(wanted - allocated, 0))
 
-    def _decode(
-        self,
-        demand: Demand,
-        slots: IntArray,
-        retracted: tuple[int, ...],
-        aborted: tuple[int, ...],
-    ) -> DecodeResult:
+    def _write(self, demand: Demand, slots: IntArray) -> IntArray:
         rows, batch = self._state.rows, demand.rows
         starts = rows.committed_len[batch]
-        left = rows.limit[batch] - rows.generated[batch]
-        if self._accepted is None:
-            rows.table[batch, starts] = slots
-            rows.committed_len[batch] = rows.allocated_len[batch] = starts + 1
-            rows.generated[batch] += 1
-            outputs = batch.shape[0]
-            left -= 1
-        else:
+        if self._window:
             rows.write_each(batch, demand.starts, demand.counts, slots)
             rows.allocated_len[batch] = demand.starts + demand.counts
-            kept = self._accepted.draw(rows.turn[batch])
-            rows.committed_len[batch] = starts + kept
-            rows.generated[batch] += kept
-            # The last verification may keep more than was asked for; that is not output.
-            outputs = int(np.minimum(kept, left).sum())
-            left -= kept
-        ended = np.flatnonzero(left <= 0).tolist()
-        finished = self._state.finish(ended, left[ended].tolist()) if ended else ()
-        return DecodeResult(batch, starts, outputs, finished, retracted, aborted)
+        else:
+            rows.table[batch, starts] = slots
+            rows.committed_len[batch] = rows.allocated_len[batch] = starts + 1
+        return starts
 
     def _retract(self, retracted: list[int], aborted: list[int]) -> tuple[Demand, IntArray]:
         # Those with the fewest output tokens go first, of these the longest prompt; the batch

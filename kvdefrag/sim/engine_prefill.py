@@ -6,21 +6,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvdefrag.core.demand import Demand, Kind
+from kvdefrag.core.demand import Demand, IntArray, Kind
 from kvdefrag.errors import IntegrityError
 from kvdefrag.sim.admission import Admission, Extend, Verdict
 from kvdefrag.sim.engine_state import EngineState
 from kvdefrag.sim.request import Job
 
 
-class PrefillResult(NamedTuple):
-    """What a prefill pass did."""
+class PrefillLaunch(NamedTuple):
+    """A prefill that the model computes; `unfinished` is the request it leaves in mid-prompt."""
 
     demand: Demand
     admission: Admission
     new_rows: tuple[int, ...]
-    finished_rows: tuple[int, ...]
-    output_tokens: int
+    unfinished: Job | None
+
+    @property
+    def rows(self) -> IntArray:
+        """Rows of the batch, int64 [n]."""
+        return self.demand.rows
 
 
 class PrefillPass:
@@ -52,8 +56,12 @@ class PrefillPass:
             if kept:
                 state.merge(kept)
             self._last = []
+        if state.prefill_only:
+            state.filter_finished()
+            if not state.running.shape[0]:
+                state.full = False
 
-    def run(self) -> PrefillResult | None:
+    def launch(self) -> PrefillLaunch | None:
         """Prefill what can be admitted now; None if that is nothing."""
         state = self._state
         if (state.full or not state.waiting) and self.chunked is None:
@@ -69,11 +77,32 @@ class PrefillPass:
         new_rows = tuple(state.rows.take(e.job) for e in admission.extends if not e.job.row)
         demand = self._allocate(admission.extends)
         self._last = admission.extends
-        return self._process(demand, admission, new_rows)
+        return PrefillLaunch(demand, admission, new_rows, self.chunked)
+
+    def process(self, launch: PrefillLaunch) -> tuple[int, tuple[int, ...]]:
+        """Take in what the model computed; returns output tokens and rows that finished.
+
+        The pass yields the first output token of every request whose prompt is complete. One that
+        asked for none finishes here too, and its token counts for nothing.
+        """
+        state = self._state
+        finished: list[int] = []
+        outputs = 0
+        for job, _, _ in launch.admission.extends:
+            # With overlap, the pass launched since may have retracted it.
+            if job is launch.unfinished or not job.row:
+                continue
+            outputs += job.limit > 0
+            generated = job.generated + 1
+            state.rows.generated[job.row] = generated
+            if generated >= job.limit:
+                finished.append(state.finish(job.row))
+            else:
+                state.cache.keep_unfinished(job)
+        return outputs, tuple(finished)
 
     def _admit(self, room: int) -> Admission:
         state = self._state
-        rows = state.rows
         admission = Admission(
             state.cache.tree,
             state.allocator,
@@ -82,7 +111,7 @@ class PrefillPass:
             state.options,
         )
         if self.chunked is not None:
-            start = int(rows.protected_len[self.chunked.row])
+            start = int(state.rows.protected_len[self.chunked.row])
             admission.continue_chunked(self.chunked, start)
         continued = len(admission.extends)
         for job in state.waiting:
@@ -123,24 +152,3 @@ class PrefillPass:
         rows.committed_len[at] = ends
         rows.allocated_len[at] = ends
         return demand
-
-    def _process(
-        self, demand: Demand, admission: Admission, new_rows: tuple[int, ...]
-    ) -> PrefillResult:
-        # The pass yields the first output token of every request whose prompt is complete. One
-        # that asked for none finishes here too, and its token counts for nothing.
-        state = self._state
-        finished: list[int] = []
-        outputs = 0
-        for job, _, _ in admission.extends:
-            if job is self.chunked:
-                continue
-            outputs += job.limit > 0
-            generated = job.generated + 1
-            state.rows.generated[job.row] = generated
-            if generated >= job.limit:
-                finished.append(job.row)
-                state.cache.leave(job, keep=True)
-            else:
-                state.cache.keep_unfinished(job)
-        return PrefillResult(demand, admission, new_rows, tuple(finished), outputs)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from kvdefrag.core.demand import IntArray
+from kvdefrag.core.demand import IntArray, ragged
 from kvdefrag.errors import ConfigError
 from kvdefrag.sim.engine_types import EngineOptions
 from kvdefrag.sim.request import Job
@@ -99,11 +99,3 @@ class Rows:
     ) -> None:
         """Write `slots` into positions `[starts, starts + counts)` of `rows`, in order."""
         self.flat[ragged(rows * self.width + starts, counts)] = slots
-
-
-def ragged(starts: IntArray, counts: IntArray) -> IntArray:
-    """Return the numbers of all ranges `[starts, starts + counts)`, one range after the other."""
-    ends = np.cumsum(counts)
-    total = int(ends[-1]) if ends.size else 0
-    numbers: IntArray = np.repeat(starts - ends + counts, counts) + np.arange(total)
-    return numbers

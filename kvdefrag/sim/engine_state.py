@@ -25,6 +25,7 @@ class EngineState:
             Requests that finished stay in it until the next decode pass filters them, as row 0,
             and count as running until then.
         full: Whether prefill waits until the batch has shrunk.
+        prefill_only: Whether all of `running` want no output; such a batch does not decode.
         waiting: Requests in the queue; retracted ones join its end.
     """
 
@@ -35,6 +36,7 @@ class EngineState:
     ratio: TokenRatio
     running: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     full: bool = False
+    prefill_only: bool = False
     waiting: deque[Job] = field(default_factory=deque)
     _left: dict[int, int] = field(default_factory=dict)
 
@@ -48,23 +50,25 @@ class EngineState:
             left[at] = value
         return left
 
-    def finish(self, places: list[int], left: list[int]) -> tuple[int, ...]:
-        """Let those at `places` of the running batch leave their rows, which are returned."""
-        rows = self.running[places].tolist()
-        self.running = self.running.copy()
-        self.running[places] = 0
-        self._left.update(zip(places, left, strict=True))
-        self.allocator.free_group_begin()
-        for row in rows:
-            self.cache.leave(self.rows.job(row), keep=True)
-        self.allocator.free_group_end()
-        return tuple(rows)
+    def finish(self, row: int) -> int:
+        """Let the request in `row`, which has all its tokens, leave it; returns the row."""
+        places = np.flatnonzero(self.running == row)
+        if places.shape[0]:
+            self.running = self.running.copy()
+            self.running[places] = 0
+            self._left[int(places[0])] = int(self.rows.limit[row] - self.rows.generated[row])
+        self.cache.leave(self.rows.job(row), keep=True)
+        return row
 
     def merge(self, rows: list[int]) -> None:
         """Append a prefilled batch to the running one."""
+        added = np.array(rows, dtype=np.int64)
+        prefill_only = not (self.options.spec_window or self.rows.limit[added].any())
         if self.running.shape[0] == 0:
             self.full = False
-        self.running = np.concatenate([self.running, np.array(rows, dtype=np.int64)])
+            self.prefill_only = prefill_only
+        self.running = np.concatenate([self.running, added])
+        self.prefill_only = self.prefill_only and prefill_only
 
     def filter_finished(self) -> None:
         """Drop finished requests from the running batch; the order stays."""

@@ -23,6 +23,8 @@ class EngineOptions:
         max_prefill: Prompt tokens after which a prefill step takes no further request
             [max_prefill_tokens].
         spec_window: Draft tokens verified per request and step; 0 without speculation.
+        overlap: Whether a step is launched before the results of the one before it are taken in
+            [not disable_overlap_schedule]: what finishes takes part in one step more.
         page: Slots to an aligned page; only widens the table, the engine itself has pages of 1.
         conservativeness: Factor on the share of its output that a running request is expected to
             still need [schedule_conservativeness].
@@ -34,6 +36,7 @@ class EngineOptions:
     chunked_prefill: int = 8192
     max_prefill: int = 16_384
     spec_window: int = 0
+    overlap: bool = True
     page: int = 64
     conservativeness: float = 1.0
 
@@ -76,11 +79,14 @@ class StepKind(enum.Enum):
 class StepInfo:
     """One pass of the scheduler. Arrays are int64, in batch order, and not reused afterwards.
 
+    What was launched is in `rows`, `starts` and `counts`; what came of a launch (`output_tokens`,
+    `finished_rows`) is told by the step that takes it in: the same one, or with overlap the next.
+
     Attributes:
         index: Steps before this one.
-        kind: Prefill, decode, or idle until the next arrival.
+        kind: Prefill, decode, or idle: nothing was launched.
         start_s: Simulated time at which it began.
-        idle_s: Seconds waited for the next arrival; 0 unless idle.
+        idle_s: Seconds waited for the next arrival.
         rows: [n], table rows of the batch.
         starts: [n], tokens already in the pool for each: cached prefix or context.
         counts: [n], tokens the model computes for each: prompt tokens, 1, or the window.

@@ -11,7 +11,7 @@ from kvdefrag.core.host_counter import Counts
 from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
 from kvdefrag.sim.cost import StepTimer
-from kvdefrag.sim.engine import Engine
+from kvdefrag.sim.measured import Measured
 from kvdefrag.sim.pool_map import Album, draw
 from kvdefrag.sim.results import ArmResult, FloatArray, Slice
 from kvdefrag.sim.sampling import Series, TimeSeries
@@ -34,7 +34,7 @@ class Meter:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Measured,
         allocator: SlotAllocator,
         tracker: Tracker,
         timer: StepTimer,

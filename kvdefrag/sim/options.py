@@ -39,6 +39,7 @@ class RunOptions:
         seed: Seed of the accepted lengths and of the jitter.
         sample_every: Decode steps between samples.
         slices: Record every step for a Chrome trace.
+        record: Write the arm's allocator events here; of one arm only.
     """
 
     trace: TraceOptions
@@ -48,6 +49,7 @@ class RunOptions:
     seed: int = 0
     sample_every: int = 16
     slices: bool = False
+    record: Path | None = None
 
     def as_dict(self) -> dict[str, str | int | float | bool | None]:
         """Return the options as the report shows them."""

@@ -6,14 +6,14 @@ import numpy as np
 
 from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.demand import IntArray
-from kvdefrag.sim.engine import Engine
+from kvdefrag.sim.measured import Measured
 from kvdefrag.sim.results import PoolMap
 
 FREE, CACHED, RESERVED, SHARED, FIRST_ROW = 0, 1, 2, 3, 4
-MOST_CELLS = 8192
+MOST_CELLS = 16_384
 
 
-def owners(engine: Engine, allocator: SlotAllocator) -> IntArray:
+def owners(engine: Measured, allocator: SlotAllocator) -> IntArray:
     """Return the owner of slots 0..size, int64, coded as `PoolMap.owners`."""
     owner = np.full(allocator.size + 1, CACHED, dtype=np.int64)
     rows = engine.rows
@@ -29,7 +29,7 @@ def owners(engine: Engine, allocator: SlotAllocator) -> IntArray:
     return owner
 
 
-def draw(engine: Engine, allocator: SlotAllocator, *, page: int) -> PoolMap:
+def draw(engine: Measured, allocator: SlotAllocator, *, page: int) -> PoolMap:
     """Return the pool as it is now, in cells of whole pages."""
     owner = owners(engine, allocator)
     per_cell = page

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from kvdefrag.core.demand import IntArray
 from kvdefrag.errors import IntegrityError
 from kvdefrag.sim.radix_node import EMPTY, Node, check_node, common_length, path
+
+AnyInts = npt.NDArray[np.integer[Any]]
 
 
 class Match(NamedTuple):
@@ -65,12 +68,12 @@ class RadixTree:
             node = child
         return Match(node, at)
 
-    def insert(self, tokens: IntArray, slots: IntArray, below: Node | None = None) -> Match:
+    def insert(self, tokens: IntArray, slots: AnyInts, below: Node | None = None) -> Match:
         """Put `tokens` with their `slots` into the tree, as far as it does not have them.
 
         Args:
             tokens: int64 [n], what follows after `below`.
-            slots: int64 [n], taken over by copy for the part that is new.
+            slots: [n], of any integer type, taken over by copy for the part that is new.
             below: Node that the sequence passes through; the root by default.
 
         Returns:
@@ -189,7 +192,7 @@ class RadixTree:
         for step in path(node):
             step.used = now
 
-    def _add_leaf(self, parent: Node, key: IntArray, slots: IntArray) -> Node:
+    def _add_leaf(self, parent: Node, key: IntArray, slots: AnyInts) -> Node:
         leaf = self._node(key.copy(), slots.astype(np.int64), parent)
         parent.children[int(key[0])] = leaf
         self.evictable_size += key.shape[0]

@@ -54,7 +54,7 @@ def path_slots(node: Node) -> IntArray:
 
 def common_length(key: IntArray, tokens: IntArray, at: int) -> int:
     """Return how far `key` and `tokens[at:]` agree."""
-    length = min(key.shape[0], tokens.shape[0] - at)
+    length: int = min(key.shape[0], tokens.shape[0] - at)
     for start in range(0, length, _CHUNK):
         end = min(start + _CHUNK, length)
         differ = key[start:end] != tokens[at + start : at + end]

@@ -9,11 +9,13 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from queue import Empty
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from kvdefrag import __version__
+from kvdefrag.errors import ConfigError
 from kvdefrag.sim.arm_run import ArmRun
 from kvdefrag.sim.arms import Arm
 from kvdefrag.sim.options import RunOptions
@@ -21,7 +23,8 @@ from kvdefrag.sim.report import verdict_of, warnings_of
 from kvdefrag.sim.results import ArmResult, RunResult
 
 Progress = Callable[[int, int], None]
-Reports = Queue[tuple[int, int]]
+# A string: the queue class of 3.11 cannot be subscripted when the module is run.
+Reports: TypeAlias = "Queue[tuple[int, int]]"
 
 _POLL_S = 0.1
 
@@ -46,6 +49,8 @@ def simulate(
     Raises:
         ConfigError, TraceError: An option or a row of the trace is refused.
     """
+    if options.record is not None and len(arms) != 1:
+        raise ConfigError(f"--record: {len(arms)} arms are chosen; name one of them in --arms")
     source = options.trace.open()
     trace: dict[str, str | int] = {
         "name": source.name,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -34,11 +36,21 @@ def gpu() -> torch.device:
     return torch.device("cuda")
 
 
-class Guarded(NamedTuple):
-    """A buffer whose rows have guard bytes on both sides, and the memory that holds both."""
+@pytest.fixture
+def no_sync() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Give a context in which synchronising with the device is an error."""
 
-    rows: torch.Tensor
-    memory: torch.Tensor
+    @contextlib.contextmanager
+    def forbid() -> Iterator[None]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    return forbid
 
 
 class Pool(NamedTuple):

@@ -13,7 +13,7 @@ LONG = 12_000 if ON_GPU else 600
 
 
 def stats(slots: list[int], device: torch.device, page: int = 4) -> list[int]:
-    table = torch.tensor([slots + [99]], dtype=torch.int32, device=device)
+    table = torch.tensor([[*slots, 99]], dtype=torch.int32, device=device)
     row = torch.zeros(1, dtype=torch.int64, device=device)
     return layout_stats(table, row, row + len(slots), page=page)[0].tolist()
 
@@ -81,18 +81,15 @@ def test_scratch_is_left_ready_for_the_next_launch(device):
 
 
 @pytest.mark.gpu
-def test_results_reach_a_pinned_buffer_without_synchronising(gpu):
+def test_results_reach_a_pinned_buffer_without_synchronising(gpu, no_sync):
     table = torch.arange(1, 9000, dtype=torch.int32, device=gpu).repeat(3, 1)
     rows = torch.tensor([0, 2], device=gpu)
     lengths = torch.tensor([8999, 100], device=gpu)
     space = stats_space(2, 8999, device=gpu)
     host = torch.zeros(2, 4, dtype=torch.int32, pin_memory=True)
     layout_stats(table, rows, lengths, space=space)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        layout_stats(table, rows, lengths, space=space, host=host)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+    with no_sync():
+        layout_stats(table, rows, lengths, space=space, out=host)
     torch.cuda.synchronize()
     assert host.tolist() == [[1, 8999, 8896, 103], [1, 100, 0, 100]]
 

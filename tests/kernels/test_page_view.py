@@ -13,7 +13,7 @@ LONG = 12_000 if ON_GPU else 330
 
 
 def view_of(slots: list[int], device: torch.device, most_left: int = 8, page: int = 4):
-    table = torch.tensor([slots + [99, 100]], dtype=torch.int32, device=device)
+    table = torch.tensor([[*slots, 99, 100]], dtype=torch.int32, device=device)
     row = torch.zeros(1, dtype=torch.int64, device=device)
     view = page_view_buffers(1, 16, most_left=most_left, page=page, device=device)
     page_view(table, row, row + len(slots), view, page=page)

@@ -19,8 +19,17 @@ from kvdefrag_kernels import (
     verdict,
 )
 
-EXAMPLES = 100 if torch.cuda.is_available() else 15
+EXAMPLES = 100 if torch.cuda.is_available() else 8
 COUNTS = [0, 1, 2, 255, 256, 257, 511, 512, 513, 8192]
+
+
+@pytest.fixture(params=["held", "staged"])
+def through(request, device, monkeypatch):
+    """Both ways of an overlapping move; the interpreter and small devices have only the second."""
+    if request.param == "held" and device.type == "cpu":
+        pytest.skip("registers hold rows on a GPU only")
+    if request.param == "staged":
+        monkeypatch.setattr(relocate, "meets", lambda _: False)
 
 
 def slots(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -44,7 +53,7 @@ def agree(pool: Any, src: torch.Tensor, dst: torch.Tensor, *, disjoint: bool, **
     ],
 )
 def test_case_1_an_overlapping_move_gives_every_destination_the_old_row(
-    src, dst, device, make_pool
+    src, dst, device, make_pool, through
 ):
     pool = make_pool([48, 5], 12, device)
     before = [m.clone() for m in pool.buffers]
@@ -56,20 +65,28 @@ def test_case_1_an_overlapping_move_gives_every_destination_the_old_row(
 
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("disjoint", [True, False])
-def test_case_2_any_count_equals_the_clone_reference(count, disjoint, device, make_pool):
+def test_case_2_any_count_of_disjoint_moves_equals_the_reference(count, device, make_pool):
     pool = make_pool([32, 4], 2 * count + 2, device)
     src = torch.arange(1, count + 1, device=device)
-    agree(pool, src, src + (count if disjoint else 1), disjoint=disjoint)
+    agree(pool, src, src + count, disjoint=True)
 
 
-def test_case_3_a_full_pool_is_compacted_within_one_mebibyte_of_scratch(device, make_pool):
-    pool = make_pool([1152, 1152, 132], 2049, device)
-    odd = torch.arange(1, 2049, 2, device=device)
+@pytest.mark.parametrize("count", COUNTS)
+def test_case_2_any_count_of_shifted_rows_equals_the_clone_reference(
+    count, device, make_pool, through
+):
+    pool = make_pool([32, 4], count + 2, device)
+    src = torch.arange(1, count + 1, device=device)
+    agree(pool, src, src + 1, disjoint=False)
+
+
+def test_case_3_a_full_pool_is_compacted_within_one_mebibyte_of_scratch(device, make_pool, through):
+    pool = make_pool([1152, 1152, 132], 1025, device)
+    odd = torch.arange(1, 1025, 2, device=device)
     src = torch.cat([odd, odd + 1])
-    dst = torch.arange(1, 2049, device=device)
+    dst = torch.arange(1, 1025, device=device)
     table = BufferTable(pool.buffers, scratch_bytes=1 << 20)
-    assert table.overhead_bytes <= (1 << 20) + 8 * 2049 + 512
+    assert table.overhead_bytes <= (1 << 20) + 8 * 1025 + 512
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -82,7 +99,7 @@ def test_case_3_a_full_pool_is_compacted_within_one_mebibyte_of_scratch(device, 
 
 
 def test_case_3_too_little_scratch_is_declined_before_anything_moves(device, make_pool):
-    pool = make_pool([16], 40, device)
+    pool = make_pool([12], 40, device)
     table = BufferTable(pool.buffers, scratch_bytes=32)
     src = torch.arange(1, 31, device=device)
     with pytest.raises(ValueError, match="30 overlapping moves need 92 bytes"):
@@ -182,9 +199,10 @@ def test_case_12_each_buffer_has_its_own_width_and_stride(device, make_pool):
 def test_case_13_two_hundred_different_calls_use_at_most_four_variants(gpu, make_pool):
     pool = make_pool([1152, 132, 3], 5000, gpu)
     table = BufferTable(pool.buffers)
+    before = compiled_variants()
     prewarm(table)
     built = compiled_variants()
-    assert built <= 4
+    assert built <= 4, (before, built)
     index = torch.randperm(4999, device=gpu) + 1
     for n in range(1, 201):
         dtype = (torch.int32, torch.int64)[n % 2]
@@ -220,7 +238,7 @@ def test_case_16_a_broken_plan_voids_the_whole_launch(src, dst, reason, device, 
     table = BufferTable(pool.buffers)
     src, dst = slots(src, device), slots(dst, device)
     if device.type == "cpu":
-        with pytest.raises(ValueError, match="slot|duplicate|destinations"):
+        with pytest.raises(ValueError, match=r"slot|duplicate|destinations"):
             relocate_rows(table, src, dst, disjoint=True, distinct_src=True)
         relocate.launch(table, src, dst, disjoint=True, distinct_src=True)
     else:
@@ -299,7 +317,7 @@ def test_any_plan_over_any_buffers_equals_the_reference(data, device, make_pool)
     free = order[count : 2 * count]
     dst = free if disjoint else data.draw(st.permutations(src + free))[:count]
     dtype = data.draw(st.sampled_from([torch.int32, torch.int64]))
-    scratch = data.draw(st.integers(2 * count + 32, 8192))
+    scratch = data.draw(st.sampled_from([4096, 1 << 16]))
     agree(pool, slots(src, device, dtype), slots(dst, device, dtype), disjoint=disjoint,
           scratch_bytes=scratch)  # fmt: skip
 
@@ -330,31 +348,28 @@ def test_a_captured_graph_moves_new_plans_of_the_same_size(disjoint, gpu, make_p
         graph.replay()
         relocate_rows_torch(pool.twin, src, dst)
         assert pool.same()
-    dst[5] = dst[6]
+    dst[5] = dst[8]
     graph.replay()
     assert verdict(table) == Reason.DUPLICATE_DST
     assert pool.same()
 
 
 @pytest.mark.gpu
-def test_nothing_synchronises_with_the_host(gpu, make_pool):
+def test_nothing_synchronises_with_the_host(gpu, make_pool, no_sync):
     pool = make_pool([1152, 132], 600, gpu)
     table = BufferTable(pool.buffers)
     prewarm(table)
     src, dst = slots(range(1, 101), gpu), slots(range(201, 301), gpu)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_sync():
         relocate_rows(table, src, dst, disjoint=True)
         relocate_rows(table, src, dst + 1)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.gpu
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.sampled_from(COUNTS[1:]), disjoint=st.booleans())
 def test_large_plans_on_many_layers_equal_the_reference(seed, count, disjoint, gpu, make_pool):
-    pool = make_pool([1152, 656, 132, 256, 4, 1152], 20_000, gpu, seed=seed)
+    pool = make_pool([1152, 656, 132, 256, 4, 1152, 4096], 20_000, gpu, seed=seed)
     order = torch.randperm(19_999, generator=torch.Generator().manual_seed(seed)).to(gpu) + 1
     src = order[:count]
     dst = order[count : 2 * count] if disjoint else order[count // 2 : count // 2 + count]
@@ -371,6 +386,8 @@ def test_wrong_arguments_are_refused_by_name(device, make_pool):
         relocate_rows(table, one, one.view(1, 1))
     with pytest.raises(ValueError, match="src has 1 entries, dst has 2"):
         relocate_rows(table, one, slots([1, 2], device))
+    with pytest.raises(ValueError, match=r"src is torch\.int64, dst is torch\.int32"):
+        relocate_rows(table, one, one.int())
     with pytest.raises(ValueError, match="needs disjoint"):
         relocate_rows(table, one, one, distinct_src=True)
     with pytest.raises(ValueError, match="rows must be contiguous"):

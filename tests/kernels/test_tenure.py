@@ -133,14 +133,11 @@ def test_wrong_arguments_are_refused_by_name(device):
 
 
 @pytest.mark.gpu
-def test_nothing_synchronises_with_the_host(gpu):
+def test_nothing_synchronises_with_the_host(gpu, no_sync):
     table, free, rows, starts, space = step(gpu)
     state = torch.zeros(8, dtype=torch.int64, device=gpu)
     plan_tenure(table, rows, starts, free, space, page=PAGE)
     commit_tenure(table, rows, starts, free, space, state, page=PAGE)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_sync():
         plan_tenure(table, rows, starts, free, space, page=PAGE)
         commit_tenure(table, rows, starts, free, space, state, page=PAGE)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

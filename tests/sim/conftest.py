@@ -51,10 +51,11 @@ class Served:
         reservation: bool = False,
         max_running: int = 4,
         context: int = 4096,
+        overlap: bool = False,
         **options: float,
     ) -> None:
         self.options = EngineOptions(
-            pool_slots=pool, max_running=max_running, context=context, **options
+            pool_slots=pool, max_running=max_running, context=context, overlap=overlap, **options
         )
         self.table = torch.zeros(self.options.table_shape, dtype=torch.int32)
         self.allocator = SlotAllocator(
@@ -100,16 +101,16 @@ class Served:
         ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_request():
     return request
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serve():
     return Served
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def fixed_lengths():
     return FixedLengths
