@@ -67,16 +67,16 @@ def poison(buffers: tuple[torch.Tensor, ...], dst: torch.Tensor) -> None:
         buffer[dst] = 0xA5
 
 
-def sector_ceiling(row_bytes: int, destinations: str) -> float:
-    """Share of the roof left when memory moves whole 32-byte sectors.
+def sector_ceiling(row_bytes: int, destinations: str, *, sector: int = 32) -> float:
+    """Share of the roof left when memory moves whole sectors of 32 bytes (or 64, see README).
 
-    A row at byte offset o touches ceil((o % 32 + row) / 32) sectors, averaged over the offsets that
-    consecutive slots have. Sources are read so. Contiguous destinations fill their sectors
+    A row at byte offset o touches ceil((o % sector + row) / sector) sectors, averaged over the
+    offsets that consecutive slots have. Sources are read so. Contiguous destinations fill their sectors
     together, so they cost their own bytes; scattered ones write whole sectors too, and read those
     that they cover in part.
     """
-    starts = range(0, 32, math.gcd(row_bytes, 32))
-    touched = sum(math.ceil((o + row_bytes) / 32) for o in starts) / len(starts)
-    parts = sum((o % 32 > 0) + ((o + row_bytes) % 32 > 0) for o in starts) / len(starts)
-    written = row_bytes if destinations == "contiguous" else 32 * (touched + parts)
-    return 2 * row_bytes / (32 * touched + written)
+    starts = range(0, sector, math.gcd(row_bytes, sector))
+    touched = sum(math.ceil((o + row_bytes) / sector) for o in starts) / len(starts)
+    parts = sum((o % sector > 0) + ((o + row_bytes) % sector > 0) for o in starts) / len(starts)
+    written = row_bytes if destinations == "contiguous" else sector * (touched + parts)
+    return 2 * row_bytes / (sector * touched + written)

@@ -1,4 +1,4 @@
-"""Run benchmarks: `python bench/run.py [--list] [--case NAME ...] [--json PATH]`."""
+"""Run benchmarks: `python bench/run.py [--list] [--case NAME ...] [--json FOLDER]`."""
 
 from __future__ import annotations
 
@@ -30,20 +30,24 @@ def main() -> None:
     clock = Clock(budget_s=arguments.budget)
     header = machine() | {"commit": arguments.commit or machine()["commit"]}
     print(" | ".join(f"{k} {v}" for k, v in header.items()), flush=True)
-    entries: list[Entry] = []
-    for name in arguments.case or names:
-        entries += importlib.import_module(f"cases.{name}").entries()
-    ready, absent = warm(entries)
+    chosen = arguments.case or names
+    warmed = {n: warm(list(importlib.import_module(f"cases.{n}").entries())) for n in chosen}
     roof = clock.roof_gbps()
-    rows = [row(entry, run, clock, roof) for entry, run in ready]
-    result = {"machine": header, "roof_gbps": round(roof, 1), "rows": rows, "not_run": absent}
-    if arguments.json:
-        pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
     print(f"roof {roof:.0f} GB/s (device-to-device copy of 4 GiB, read + written)")
-    for line in rows:
-        print(show(line))
-    for line in absent:
-        print(f"not run: {line['case']} {line['provider']}: {line['reason']}")
+    for name, (ready, absent) in warmed.items():
+        rows = [row(entry, run, clock, roof) for entry, run in ready]
+        for line in rows:
+            print(show(line), flush=True)
+        for line in absent:
+            print(f"not run: {line['case']} {line['provider']}: {line['reason']}")
+        if arguments.json:
+            result = {
+                "machine": header,
+                "roof_gbps": round(roof, 1),
+                "rows": rows,
+                "not_run": absent,
+            }
+            save(pathlib.Path(arguments.json), name, result)
 
 
 def parse() -> argparse.Namespace:
@@ -51,10 +55,18 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--list", action="store_true", help="list the cases and stop")
     parser.add_argument("--case", action="append", default=[], help="run this case (repeatable)")
-    parser.add_argument("--json", help="write the results there")
+    parser.add_argument("--json", metavar="FOLDER", help="write one file per case there")
     parser.add_argument("--budget", type=float, default=0.4, help="seconds per entry")
     parser.add_argument("--commit", help="commit to record where the tree has no git")
     return parser.parse_args()
+
+
+def save(folder: pathlib.Path, name: str, result: dict[str, Any]) -> None:
+    """Write one file per case, named case-gpu-date."""
+    gpu = result["machine"]["gpu"].lower().replace("nvidia", "").strip().replace(" ", "-")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{gpu}-{result['machine']['date'][:10]}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def warm(entries: list[Entry]) -> tuple[list[tuple[Entry, Run]], list[dict[str, str]]]:

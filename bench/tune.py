@@ -48,24 +48,30 @@ def main() -> None:
 
 def copies() -> Iterator[tuple[str, int, Run]]:
     """Tiles, registers and sharing of the copy, at every row width."""
-    kept = relocate.UNITS, relocate.NARROW, relocate.WARPS, relocate.REGISTERS
-    tiles = [(128, 128, 1, None), (128, 256, 1, None), (128, 256, 1, 64), (256, 256, 2, None),
-             (256, 512, 2, 64), (256, 256, 1, 80), (512, 512, 4, None), (512, 512, 2, 80)]  # fmt: skip
-    variants = [(8, tile) for tile in tiles] + [(n, tiles[0]) for n in (1, 2, 4, 16)]
+    names = ("UNITS", "MIXED_UNITS", "NARROW", "WARPS")
+    kept = [getattr(relocate, n) for n in names]
+    tiles = [(256, 128, 256, 1), (128, 128, 256, 1), (512, 128, 512, 2), (512, 256, 512, 2),
+             (1024, 256, 1024, 4)]  # fmt: skip
     works = [(1152, 256), (1152, 4096), *((w, 0) for w in SHAPES)]
-    for (width, rows), (shared, tile) in itertools.product(works, variants):
+    for (width, rows), tile in itertools.product(works, tiles):
         layers, slots = SHAPES[width]
         rows = rows or min(PAYLOAD // (layers * width), slots // 2 - 1)
-        relocate.UNITS, relocate.NARROW, relocate.WARPS, relocate.REGISTERS = tile
         table, (src, dst) = table_of(layers, width, slots), plan(slots, rows, "contiguous")
-        relocate.SHARED = buffer_table.SHARED = shared
-        table.refresh()
-        yield (f"copy {width} B x {layers} x {rows} tile {tile} shared {shared}",
-               2 * layers * rows * width,
+        for name, value in zip(names, tile, strict=True):
+            setattr(relocate, name, value)
+        yield (f"copy {width} B x {layers} x {rows} tile {tile}", 2 * layers * rows * width,
                lambda t=table, s=src, d=dst: relocate_rows(t, s, d, disjoint=True))  # fmt: skip
-        relocate.SHARED = buffer_table.SHARED = 8
+    for name, value in zip(names, kept, strict=True):
+        setattr(relocate, name, value)
+    for shared in (1, 2, 4, 8, 16):
+        layers, slots = SHAPES[132]
+        table, (src, dst) = table_of(layers, 132, slots), plan(slots, 200_000, "contiguous")
+        buffer_table.SHARED = shared
         table.refresh()
-    relocate.UNITS, relocate.NARROW, relocate.WARPS, relocate.REGISTERS = kept
+        yield (f"copy 132 B x {layers} x 200000 shared {shared}", 2 * layers * 200_000 * 132,
+               lambda t=table, s=src, d=dst: relocate_rows(t, s, d, disjoint=True))  # fmt: skip
+    buffer_table.SHARED = 8
+    table.refresh()
 
 
 def checks() -> Iterator[tuple[str, int, Run]]:
@@ -103,7 +109,7 @@ class _Nothing:
 
 def staged() -> Iterator[tuple[str, int, Run]]:
     """Overlapping moves: how much the registers hold, and staging memory instead."""
-    names = ("TEAMS", "HOLD_UNITS", "HOLD_WARPS", "HOLD_REGISTERS")
+    names = ("HOLD_UNITS", "HOLD_WARPS", "HOLD_REGISTERS")
     kept = [getattr(relocate, n) for n in names]
     whole = relocate.meets
     for width, rows in ((1152, 30_000), (1152, 4096), (1152, 256), (256, 50_000), (2048, 16_000)):
@@ -111,9 +117,7 @@ def staged() -> Iterator[tuple[str, int, Run]]:
         src, dst = plan(slots, rows, "permutation")
         moved = 2 * layers * rows * width
         table = table_of(layers, width, slots)
-        for hold in ((2, 4096, 16, 64), (1, 8192, 32, 64), (4, 2048, 8, 64), (8, 1024, 4, 64),
-                     (1, 8192, 16, 128), (2, 2048, 8, 104), (2, 4096, 8, 128),
-                     (3, 2048, 8, 80), (1, 4096, 16, 104)):  # fmt: skip
+        for hold in ((8192, 16, 128), (8192, 32, 64), (4096, 16, 104), (16384, 32, 64)):
             for name, value in zip(names, hold, strict=True):
                 setattr(relocate, name, value)
             yield (f"held {width} B x {rows}, {hold}", moved,

@@ -64,7 +64,7 @@ OFF_THE_STEP_PATH = {
     "kvdefrag/core/free_stats.py::free_stats": "figures for reports, and says that it waits",
     "kvdefrag/core/layout.py::regions": "a figure for reports",
     "kvdefrag/core/plan.py::check_plan": "CPU tensors by contract; finds words for the error",
-    "kvdefrag/core/plan_tenure.py::confirmed_positions": "takes what has been read back already",
+    "kvdefrag/core/relocator.py::Relocator._confirm": "takes what has been read back already",
     "kvdefrag/core/slot_checks.py::HostChecks": "CPU tensors by contract",
 }
 # Wherever it stands: `check_integrity` runs in tests and when idle, and must say what it found.

@@ -358,7 +358,7 @@ def test_marks_out_of_order_name_both_marks(tmp_path: Path) -> None:
 
     assert refusal(path).splitlines() == [
         "relocation.coverage_high: 0.98 must be above coverage_low (0.99)",
-        f"relocation.whole_free_high: 0.01 (from {path}) must be above whole_free_low (0.05)",
+        f"relocation.whole_free_high: 0.01 (from {path}) must be above whole_free_low (0.01)",
     ]
     with pytest.raises(ValidationError, match="must be above coverage_low"):
         Relocation(coverage_low=0.5, coverage_high=0.5)

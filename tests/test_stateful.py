@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvdefrag.core import defragmenter
+from kvdefrag.core import relocator
 from kvdefrag.core.holders import TableRows, ValueTensors, live_rows
 from kvdefrag.core.mover import TorchMover
 from kvdefrag.core.plan import MovePlan
@@ -16,7 +16,7 @@ from tests.machine.engine import RecordingMover
 from tests.machine.machine import DefragMachine
 
 MACHINE = settings(
-    max_examples=60,
+    max_examples=50,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -24,7 +24,7 @@ MACHINE = settings(
 # Derandomised, and without shrinking: that it fails is all that is asked for.
 PLANTED = settings(
     MACHINE,
-    max_examples=400,
+    max_examples=300,
     derandomize=True,
     database=None,
     phases=(Phase.generate,),
@@ -51,7 +51,7 @@ def forget_a_row_that_shares_a_prefix(patch: pytest.MonkeyPatch) -> None:
         holder._at = holder._at[keep]
         return holder
 
-    patch.setattr(defragmenter, "live_rows", all_but_the_last)
+    patch.setattr(relocator, "live_rows", all_but_the_last)
 
 
 def forget_a_buffer(patch: pytest.MonkeyPatch) -> None:

@@ -41,19 +41,29 @@ def compare(row_bytes: int, rows: int, destinations: str, peers: list[str]) -> I
     params = {"row_bytes": row_bytes, "layers": layers, "rows": rows, "dst": destinations}
     moved = 2 * layers * rows * row_bytes
     ceiling = sector_ceiling(row_bytes, destinations)
+    fetched = round(sector_ceiling(row_bytes, destinations, sector=64), 4)
     watch = Watch(row_bytes, rows, destinations)
 
     def ours(buffers: tuple[torch.Tensor, ...], src: torch.Tensor, dst: torch.Tensor) -> Run:
         table = table_of(layers, row_bytes, slots)
         return lambda: relocate_rows(table, src, dst, disjoint=True)
 
+    if rows <= 4096:
+        yield Entry("relocate", params, "contiguous_copy", moved, lambda: contiguous(moved // 2))
     for name, mover in {"kvdefrag": ours, **{n: PEERS[n] for n in peers}}.items():
         few = name.startswith("memcpy") and rows > 256
         yield Entry(
             "relocate", params, name, moved, watch.make(mover), watch.check,
             ceiling=ceiling, host=rows <= 4096 and name in ("kvdefrag", "sglang_tiled"),
             absent="hundreds of thousands of copies" if few else None,
+            notes={"ceiling_64": fetched},
         )  # fmt: skip
+
+
+def contiguous(size: int) -> Run:
+    """Copy as many bytes in one piece: what this amount of data can reach at all."""
+    one, two = (torch.empty(size, dtype=torch.uint8, device="cuda").random_() for _ in "ab")
+    return lambda: two.copy_(one)
 
 
 class Watch:

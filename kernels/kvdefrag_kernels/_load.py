@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from types import ModuleType
@@ -9,6 +10,7 @@ from types import ModuleType
 import torch
 
 
+@functools.cache
 def programs(name: str) -> ModuleType:
     """Import a module of device programs; RuntimeError names Triton where it is missing."""
     try:
@@ -27,6 +29,7 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
+@functools.cache
 def overlaps_launches(device: torch.device) -> bool:
     """True where a kernel may start while the one before it ends (NVIDIA, from sm_90 on)."""
     if device.type != "cuda" or torch.version.hip is not None or interpreted():

@@ -15,12 +15,10 @@ DUPLICATE_DST = tl.constexpr(4)
 OVERLAP = tl.constexpr(8)
 DUPLICATE_SRC = tl.constexpr(16)
 
-# Words of the state: epoch, ticket, verdict, every reason so far, launches voided; from BARRIER on
-# the arrivals of each team.
+# Words of the state: epoch, ticket, arrivals at meetings, verdict, every reason so far, voided.
 EPOCH = tl.constexpr(0)
 TICKET = tl.constexpr(1)
-BARRIER = tl.constexpr(8)
-TEAMS = tl.constexpr(8)
+ARRIVALS = tl.constexpr(2)
 VERDICT = tl.constexpr(3)
 HISTORY = tl.constexpr(4)
 VOIDED = tl.constexpr(5)
@@ -97,7 +95,7 @@ def check_moves(
         tl.store(state + VERDICT, verdict)
         tl.store(state + EPOCH, epoch + 1)
         tl.store(state + TICKET, 0)
-        tl.store(state + BARRIER + tl.arange(0, TEAMS), tl.zeros([TEAMS], tl.int64))
+        tl.store(state + ARRIVALS, 0)
         if verdict != 0:
             tl.store(state + HISTORY, tl.load(state + HISTORY) | verdict)
             tl.store(state + VOIDED, tl.load(state + VOIDED) + 1)
@@ -176,34 +174,49 @@ def _pitch(line):
 
 
 @triton.jit
-def _copy(
+def _copy_wide(
+    table, buffer, src, dst, step, start, words, magic, pitch, total, state,
+    N: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    if start < total:
+        row, column, live = _place(start, words, magic, total, N)
+        s, d, moving = _pair(src, dst, step, row, live)
+        base = tl.load(table + buffer * FIELDS)
+        there, here = _at(s, pitch, column), _at(d, pitch, column)
+        _move16(base, there, base, here, moving, state, PDL)
+
+
+@triton.jit
+def _copy_narrow(
     table, first, last, src, dst, step, start, words, magic, pitch, total, state,
     dtype: tl.constexpr, N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    # The same units of several buffers: indices are read and places computed once for all.
-    row, column, live = _place(start, words, magic, total, N)
-    s, d, moving = _pair(src, dst, step, row, live)
-    there, here = _at(s, pitch, column), _at(d, pitch, column)
-    while first < last:
-        base = tl.load(table + first * FIELDS)
-        if dtype == tl.int64:
-            _move16(base, there, base, here, moving, state, PDL)
-        else:
+    # The same units of several buffers: with few bytes a unit, indices and places cost as much as
+    # the rows, so they are read and computed once.
+    if start < total:
+        row, column, live = _place(start, words, magic, total, N)
+        s, d, moving = _pair(src, dst, step, row, live)
+        while first < last:
+            line = table + first * FIELDS
+            base = tl.load(line)
+            # A zero that the compiler cannot know keeps 64-bit offsets out of registers.
+            zero = tl.load(line + 5).to(tl.int32)
+            there = _at(s + zero, pitch, column + zero)
+            here = _at(d + zero, pitch, column + zero)
             _move(base, there, base, here, moving, state, dtype, PDL)
-        first += 1
+            first += 1
 
 
 @triton.jit(
     do_not_specialize=[
-        "step", "count", "buffers", "many", "align",
-        "same_words", "same_magic", "same_pitch", "same_size",
+        "step", "count", "buffers", "many", "same_words", "same_magic", "same_pitch", "same_size",
     ],
     do_not_specialize_on_alignment=["table", "chunks", "src", "dst", "state"],
 )  # fmt: skip
 def copy_rows(
     table, chunks, src, dst, step, count, state,  # inputs
-    buffers, many, align, same_words, same_magic, same_pitch, same_size,  # inputs
-    UNITS: tl.constexpr, NARROW: tl.constexpr, PDL: tl.constexpr,  # constants
+    buffers, many, same_words, same_magic, same_pitch, same_size,  # inputs
+    UNITS: tl.constexpr, NARROW: tl.constexpr, MIXED: tl.constexpr, PDL: tl.constexpr,  # constants
 ):  # fmt: skip
     nth = tl.program_id(1)
     # Where all rows are cut alike the host says how: nothing to wait for before the indices.
@@ -216,28 +229,29 @@ def copy_rows(
     magic = tl.load(line + 3, mask=mixed, other=same_magic) + (1 << 31)
     size = tl.load(line + 4, mask=mixed, other=same_size)
     total = count * words
-    shift = tl.full([], 0, tl.int64)
-    if align != 0:
-        # Consecutive destinations are stored in whole 128-byte lines.
-        scale = tl.where(size == 16, 4, tl.where(size == 4, 2, 0)).to(tl.int64)
-        address = tl.load(line) + ((tl.load(dst).to(tl.int64) * pitch) << scale)
-        shift = (address & 127) >> scale
     tile = tl.program_id(0).to(tl.int64)
-    if size == 16:
-        start = tile * UNITS - shift
-        if start < total:
-            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
-                  tl.int64, UNITS, PDL)  # fmt: skip
-    elif size == 4:
-        start = tile * NARROW - shift
-        if start < total:
-            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
-                  tl.int32, NARROW, PDL)  # fmt: skip
-    else:
-        start = tile * NARROW - shift
-        if start < total:
-            _copy(table, first, last, src, dst, step, start, words, magic, pitch, total, state,
-                  tl.int8, NARROW, PDL)  # fmt: skip
+    # Without MIXED all units have 16 bytes: a third fewer registers, so more rows in flight.
+    wide = size == 16
+    if not MIXED or wide:
+        # Whole rows where they nearly fill a tile: a row that two programs read at different
+        # times opens its page of memory twice (1,152-byte rows: 1 % of the roof on an H200).
+        rows = UNITS // tl.minimum(words, UNITS).to(tl.int32)
+        span = tl.where(rows * words * 5 >= UNITS * 4, rows * words, UNITS)
+        span = tl.where(words <= UNITS, span, UNITS)
+        start = tile * span
+        _copy_wide(table, first, src, dst, step, start, words, magic, pitch,
+                   tl.minimum(start + span, total), state, UNITS, PDL)  # fmt: skip
+    if MIXED:
+        # Consecutive destinations are stored in whole 128-byte lines.
+        scale = tl.where(size == 4, 2, 0).to(tl.int64)
+        address = tl.load(line) + ((tl.load(dst).to(tl.int64) * pitch) << scale)
+        start = tile * NARROW - ((address & 127) >> scale)
+        if size == 4:
+            _copy_narrow(table, first, last, src, dst, step, start, words, magic, pitch, total,
+                         state, tl.int32, NARROW, PDL)  # fmt: skip
+        elif size == 1:
+            _copy_narrow(table, first, last, src, dst, step, start, words, magic, pitch, total,
+                         state, tl.int8, NARROW, PDL)  # fmt: skip
 
 
 @triton.jit(
@@ -309,35 +323,31 @@ def stage_rows(
 @triton.jit(
     do_not_specialize=[
         "step", "count",
-        "buffer", "buffers", "words", "width", "magic", "slices", "tiles", "together", "teams",
-        "arrived",
+        "buffer", "buffers", "words", "width", "magic", "slices", "tiles", "together", "arrived",
     ],
     do_not_specialize_on_alignment=["table", "src", "dst", "state"],
 )  # fmt: skip
 def hold_rows(
     table, src, dst, step, count, state,  # inputs
-    buffer, buffers, words, width, magic, slices, tiles, together, teams, arrived,  # inputs
+    buffer, buffers, words, width, magic, slices, tiles, together, arrived,  # inputs
     UNITS: tl.constexpr,  # constants
 ):  # fmt: skip
-    # The registers of a team's programs hold one wave: all load, all meet, all store. Needs all
-    # programs resident at once (a cooperative launch). A wave is a column slice of all rows in
-    # `together` buffers, so the next one may load while this one is stored, and teams, which take
-    # waves in turn, need not wait for each other: one loads while another meets or stores.
-    team = tl.program_id(0) % teams
-    members = tl.num_programs(0) // teams
-    member = tl.program_id(0) // teams
-    tile = member % tiles
-    nth = member // tiles
+    # The registers of all programs hold one wave: all load, all meet, all store. Needs all programs
+    # resident at once (a cooperative launch). A wave is a column slice of all rows in `together`
+    # buffers, so the next one may load while this one is stored.
+    programs = tl.num_programs(0)
+    tile = tl.program_id(0) % tiles
+    nth = tl.program_id(0) // tiles
     width = tl.full([], 0, tl.int32) + width
     jobs = buffers * slices
     total = count * width
     magic = tl.full([], 1 << 31, tl.int64) + magic
     if tl.load(state + VERDICT) == 0:
-        meeting = state + BARRIER + team
+        meeting = state + ARRIVALS
         target = tl.full([], 0, tl.int64) + arrived
-        turn = 0
-        while turn < jobs:
-            job = turn + team * together + nth
+        wave = 0
+        while wave < jobs:
+            job = wave + nth
             busy = (nth < together) & (job < jobs)
             left = (job % slices) * width
             line = table + (buffer + tl.minimum(job, jobs - 1) // slices) * FIELDS
@@ -354,7 +364,7 @@ def hold_rows(
             there = _at(s, pitch, column)
             x = tl.load(pointer + (there[:, None] * 2 + lane), mask=moving[:, None])
             tl.debug_barrier()
-            target += members
+            target += programs
             tl.atomic_add(meeting, 1, sem="release")
             while tl.atomic_add(meeting, 0, sem="acquire") < target:
                 pass
@@ -366,4 +376,4 @@ def hold_rows(
             s, d, moving = _pair(src, dst, step, row, live)
             here = _at(d, pitch, column)
             tl.store(pointer + (here[:, None] * 2 + lane), x, mask=moving[:, None])
-            turn += together * teams
+            wave += together

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 
 FIELDS = 8
-STATE_WORDS = 16
-# Buffers that one program of a large copy serves with the indices it has read.
+STATE_WORDS = 8
+# Buffers that one program serves where a unit has fewer than 16 bytes.
 SHARED = 8
 MAX_ROW_BYTES = 16_384
 
@@ -51,9 +51,9 @@ class BufferTable:
         self.state[0] = 1
         self.staging = torch.empty(scratch_bytes, dtype=torch.uint8, device=self.device)
         self.claims = torch.zeros(0, dtype=torch.int64, device=self.device)
-        # Lines [first, last) of each chunk of neighbouring buffers: one by one, then shared.
-        self.chunks = torch.zeros(2, len(buffers), 2, dtype=torch.int32, device=self.device)
-        self.chunk_counts = (0, 0)
+        # Lines [first, last) of the buffers that one program serves.
+        self.chunks = torch.zeros(len(buffers), 2, dtype=torch.int32, device=self.device)
+        self.chunk_count = 0
         self.slots = 0
         self.groups: tuple[Group, ...] = ()
         self.buffers: tuple[torch.Tensor, ...] = ()
@@ -76,15 +76,19 @@ class BufferTable:
             self.claims = torch.zeros(slots, dtype=torch.int64, device=self.device)
         self.buffers, self.slots = found, slots
         self.groups = _groups([shape_of(b) for b in ordered])
-        chunks = [_chunks(self.groups, size) for size in (1, SHARED)]
-        self.chunk_counts = len(chunks[0]), len(chunks[1])
-        padded = [c + [(0, 0)] * (len(found) - len(c)) for c in chunks]
-        self.chunks.copy_(torch.tensor(padded, dtype=torch.int32))
+        chunks = _chunks(self.groups)
+        self.chunk_count = len(chunks)
+        self.chunks[: len(chunks)].copy_(torch.tensor(chunks, dtype=torch.int32))
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one slot, over all buffers."""
         return sum(g.buffers * g.shape.unit * g.shape.words for g in self.groups)
+
+    @property
+    def history(self) -> torch.Tensor:
+        """Reasons of all voided launches so far, ORed: a view of an int64 scalar on the device."""
+        return self.state[4]
 
     @property
     def overhead_bytes(self) -> int:
@@ -138,12 +142,18 @@ def _slots(buffer: torch.Tensor, device: torch.device) -> int:
     return int(buffer.shape[0])
 
 
-def _chunks(groups: Sequence[Group], size: int) -> list[tuple[int, int]]:
-    return [
-        (first, min(first + size, group.first + group.buffers))
-        for group in groups
-        for first in range(group.first, group.first + group.buffers, size)
-    ]
+def served(unit: int) -> int:
+    """Buffers that one program of the copy serves, by the bytes of a unit."""
+    return 1 if unit == 16 else SHARED
+
+
+def _chunks(groups: Sequence[Group]) -> list[tuple[int, int]]:
+    found = []
+    for first, buffers, shape in groups:
+        many = served(shape.unit)
+        for i in range(first, first + buffers, many):
+            found.append((i, min(i + many, first + buffers)))
+    return found
 
 
 def _groups(shapes: Sequence[Shape]) -> tuple[Group, ...]:

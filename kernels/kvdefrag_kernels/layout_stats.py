@@ -96,8 +96,8 @@ def layout_stats_torch(
         first = slots[edges[:-1]]
         head = torch.clamp((first + page - 1) // page, min=1)
         covered = (torch.clamp((first + sizes) // page - head, min=0) * page).sum()
-        stats = [sizes.numel(), sizes.max(), covered, slots.numel() - covered]
-        out[i] = torch.tensor([int(x) for x in stats], dtype=torch.int32)
+        stats = [sizes.numel(), int(sizes.max()), int(covered), slots.numel() - int(covered)]
+        out[i] = torch.tensor(stats, dtype=torch.int32)
     return out
 
 

@@ -99,7 +99,9 @@ def page_view_torch(
     bound = min(int(table.shape[1]), int(view.counts.shape[1]) * (_block() - 2 * page))
     for i, (row, length) in enumerate(zip(rows.tolist(), lengths.tolist(), strict=True)):
         slots = table[row, : max(0, min(length, bound))].tolist()
-        pages, left, t = [], [], 0
+        pages: list[int] = []
+        left: list[int] = []
+        t = 0
         while t < len(slots):
             s = slots[t]
             whole = s >= page and s % page == 0 and slots[t : t + page] == [*range(s, s + page)]

@@ -17,17 +17,15 @@ from ._load import (
     overlaps_launches,
     programs,
 )
-from .buffer_table import SHARED, BufferTable, Group, Shape, signed_magic
+from .buffer_table import BufferTable, Group, Shape, served, signed_magic
 
-# Chosen on an H200 by bench/tune.py: 4 KiB tiles of four 16-byte vectors a thread.
-UNITS, NARROW, WARPS, REGISTERS = 256, 512, 2, 64
-CHECK_BLOCK, CHECK_WARPS, CHECK_PROGRAMS = 256, 4, 264
+# Chosen on an H200 by bench/tune.py. One warp a program: eight 16-byte vectors a thread, or four
+# where the program must be ready for narrow rows too, which take registers.
+UNITS, MIXED_UNITS, NARROW, WARPS = 256, 128, 256, 1
+CHECK_BLOCK, CHECK_WARPS, CHECK_PROGRAMS = 256, 8, 264
 STAGE_UNITS, STAGE_NARROW, STAGE_WARPS = 1024, 2048, 8
-# Half of each multiprocessor's 256 KiB of registers holds rows of an overlapping move: two teams
-# of one program a multiprocessor, 512 threads of eight 16-byte vectors and 64 registers each.
-TEAMS, HOLD_UNITS, HOLD_WARPS, HOLD_REGISTERS = 2, 4096, 16, 64
-# From here on programs serve several buffers each (bytes moved one way).
-SHARE_BYTES = 64 << 20
+# Half of each multiprocessor's 256 KiB of registers holds rows of an overlapping move.
+HOLD_UNITS, HOLD_WARPS, HOLD_REGISTERS = 8192, 16, 128
 VERDICT, HISTORY, VOIDED = 3, 4, 5
 
 
@@ -39,6 +37,11 @@ class Reason(enum.IntFlag):
     DUPLICATE_DST = 4
     OVERLAP = 8
     DUPLICATE_SRC = 16
+
+
+# As plain numbers: flags cost microseconds of host time in every call.
+_ALWAYS = int(Reason.SLOT_ZERO | Reason.OUT_OF_RANGE | Reason.DUPLICATE_DST)
+_OVERLAP, _DUPLICATE_SRC = int(Reason.OVERLAP), int(Reason.DUPLICATE_SRC)
 
 
 class Wave(NamedTuple):
@@ -139,9 +142,7 @@ def launch(
     count = src.numel()
     source, target = src.view(torch.int32), dst.view(torch.int32)
     step = source.numel() // count
-    fatal = Reason.SLOT_ZERO | Reason.OUT_OF_RANGE | Reason.DUPLICATE_DST
-    fatal |= Reason.OVERLAP if disjoint else Reason(0)
-    fatal |= Reason.DUPLICATE_SRC if distinct_src else Reason(0)
+    fatal = _ALWAYS | (_OVERLAP if disjoint else 0) | (_DUPLICATE_SRC if distinct_src else 0)
     pdl = overlaps_launches(table.device)
     if not disjoint:
         held, staged = _split_groups(table, count)
@@ -149,7 +150,7 @@ def launch(
     plan = source, target, step, count
     block = 1024 if interpreted() else CHECK_BLOCK
     kernels.check_moves[(min(ceil_div(count, block), CHECK_PROGRAMS),)](
-        *plan, table.slots, int(disjoint), int(fatal),  # inputs
+        *plan, table.slots, int(disjoint), fatal,  # inputs
         table.claims, table.state,  # scratch and verdict
         BLOCK=block, PDL=pdl, num_warps=CHECK_WARPS,  # constants
     )  # fmt: skip
@@ -212,51 +213,49 @@ def compiled_variants() -> int:
 def _split_groups(table: BufferTable, count: int) -> tuple[list[Group], list[Group]]:
     # What registers can hold, and what must pass through the staging memory: rows that are not
     # cut into 16-byte units, more rows than one wave has units, devices without grid barriers.
-    most = _members(table.device) * HOLD_UNITS
+    most = _resident(table.device) * HOLD_UNITS
     held = [g for g in table.groups if g.shape.unit == 16 and count <= most]
     return held, [g for g in table.groups if g not in held]
 
 
-def _members(device: torch.device) -> int:
+def _resident(device: torch.device) -> int:
     if not meets(device):
         return 0
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _copy(table: BufferTable, plan: Any, pdl: bool) -> None:
-    # Few rows are spread over as many programs as possible; many share what they read of the
-    # indices among buffers, and store whole lines.
-    units, narrow = (4096, 4096) if interpreted() else (UNITS, NARROW)
-    count = plan[3]
-    shared = count * table.row_bytes >= SHARE_BYTES
-    tiles = max(_tiles(g.shape, count, units, narrow, 128 * shared) for g in table.groups)
+    mixed = any(g.shape.unit != 16 for g in table.groups)
+    units, narrow = MIXED_UNITS if mixed else UNITS, NARROW
+    if interpreted():
+        units, narrow = 4096, 4096
+    tiles = max(_copy_tiles(g.shape, plan[3], units, narrow) for g in table.groups)
     shape = table.groups[0].shape if len(table.groups) == 1 else Shape(0, 1, 0)
-    programs("_relocate").copy_rows[(tiles, table.chunk_counts[shared])](
-        table.lines, table.chunks[int(shared)], *plan, table.state,
-        table.lines.shape[0], SHARED if shared else 1, int(shared),
+    programs("_relocate").copy_rows[(tiles, table.chunk_count)](
+        table.lines, table.chunks, *plan, table.state, table.lines.shape[0], served(shape.unit),
         shape.words, signed_magic(shape.words), shape.pitch, shape.unit,  # inputs
-        UNITS=units, NARROW=narrow, PDL=pdl, num_warps=WARPS, maxnreg=REGISTERS,
+        UNITS=units, NARROW=narrow, MIXED=mixed, PDL=pdl, num_warps=WARPS,  # constants
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
 
 
 def _hold(table: BufferTable, plan: Any, groups: Sequence[Group]) -> None:
-    count, members, arrived = plan[3], _members(table.device), 0
+    count, all_programs, arrived = plan[3], _resident(table.device), 0
     for first, buffers, (_, words, _) in groups:
-        most = members * HOLD_UNITS // count
+        most = all_programs * HOLD_UNITS // count
         width = ceil_div(words, ceil_div(words, most))
         whole_lines = ceil_div(width, 8) * 8
         width = min(whole_lines if whole_lines <= most else width, words)
         slices, tiles = ceil_div(words, width), ceil_div(count * width, HOLD_UNITS)
-        together = members // tiles
-        programs("_relocate").hold_rows[(members * TEAMS,)](
+        together = all_programs // tiles
+        programs("_relocate").hold_rows[(all_programs,)](
             table.lines, *plan, table.state,
-            first, buffers, words, width, signed_magic(width), slices, tiles, together, TEAMS,
-            arrived,  # inputs
+            first, buffers, words, width, signed_magic(width), slices, tiles, together, arrived,
+            # inputs
             UNITS=HOLD_UNITS, num_warps=HOLD_WARPS, maxnreg=HOLD_REGISTERS,
             launch_cooperative_grid=True,  # constants
         )  # fmt: skip
-        arrived += members * ceil_div(buffers * slices, together * TEAMS)
+        arrived += all_programs * ceil_div(buffers * slices, together)
 
 
 def _stage(table: BufferTable, plan: Any, waves: Sequence[Wave]) -> None:
@@ -281,10 +280,19 @@ def _numbers(wave: Wave) -> tuple[int, ...]:
     return (*wave[:4], signed_magic(wave.width), wave.unit)
 
 
-def _tiles(shape: Shape, count: int, units: int, narrow: int, lead: int = 0) -> int:
-    # `lead` bytes may be left out of the first tile.
-    size = units if shape.unit == 16 else narrow
-    return ceil_div(shape.words * count + lead // shape.unit, size)
+def _tiles(shape: Shape, count: int, units: int, narrow: int) -> int:
+    return ceil_div(shape.words * count, units if shape.unit == 16 else narrow)
+
+
+def _copy_tiles(shape: Shape, count: int, units: int, narrow: int) -> int:
+    # Wide units: whole rows where they nearly fill a tile. Narrow ones: up to 128 bytes of the
+    # first tile lie before the first row.
+    if shape.unit != 16:
+        return ceil_div(shape.words * count + 128 // shape.unit, narrow)
+    rows = units // shape.words
+    if rows * shape.words * 5 >= units * 4:
+        return ceil_div(count, rows)
+    return ceil_div(shape.words * count, units)
 
 
 def _check_arguments(
@@ -301,8 +309,8 @@ def _check_arguments(
 
 
 def _repeated(slots: torch.Tensor) -> torch.Tensor:
-    values, counts = torch.unique(slots, return_counts=True)
-    return values[counts > 1]
+    ordered = slots.sort().values
+    return ordered[1:][ordered[1:] == ordered[:-1]]
 
 
 def _refuse(slots: torch.Tensor, rule: str) -> None:

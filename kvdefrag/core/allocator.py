@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from contextlib import suppress
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvdefrag.core.demand import Demand, IntArray, Kind
-from kvdefrag.core.free_list import FifoFreeList, FreeList, SortedFreeList
-from kvdefrag.core.host_two_ended import HostTwoEndedFreeList
+from kvdefrag.core.demand import Demand, Kind
+from kvdefrag.core.disciplines import (
+    Discipline,
+    TwoEnded,
+    check_page,
+    make_free_list,
+    make_reservations,
+    two_ended_only,
+)
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.reservation import Reservations
+from kvdefrag.core.row_filler import RowFiller
 from kvdefrag.core.slot_checks import Checks, make_checks
-from kvdefrag.core.two_ended import TwoEndedFreeList
-from kvdefrag.errors import ConfigError, IntegrityError, SlotError
-
-Discipline = Literal["fifo", "sorted", "two_ended"]
-TwoEnded = TwoEndedFreeList | HostTwoEndedFreeList
+from kvdefrag.errors import IntegrityError, SlotError
 
 
 class SlotAllocator:
@@ -63,11 +66,12 @@ class SlotAllocator:
         self._device = torch.device(device)
         self._reorder_interval = reorder_interval
         self._since_reorder = 0
-        _check_page(page)
+        check_page(page)
         self.checks = make_checks(size, checks, self._device)
-        self.free_list = _make_free_list(size, discipline, page, self._device, readback)
-        self._two_ended = self.free_list if isinstance(self.free_list, TwoEnded) else None
-        self.reservations = _make_reservations(table, page, reservation, discipline)
+        self.free_list = make_free_list(size, discipline, page, self._device, readback)
+        self._two_ended = two_ended_only(self.free_list)
+        self.reservations = make_reservations(table, page, reservation, discipline)
+        self._filler = self._make_filler()
         self._group: list[Tensor] | None = None
         self.whole_groups = False
 
@@ -161,8 +165,14 @@ class SlotAllocator:
     def free_group_end(self) -> None:
         """Free what was held back, as one call."""
         group, self._group = self._group, None
-        if group:
+        if not group:
+            return
+        try:
             self.free(torch.cat(group))
+        except SlotError:
+            # One wrong slot must not cost the others: each free by itself, the first error last.
+            self._free_each(group)
+            raise
 
     @property
     def in_free_group(self) -> bool:
@@ -175,6 +185,15 @@ class SlotAllocator:
             return
         self.free(self.reservations.give_back(row, length))
         self.reservations.forget(row)
+
+    def make_room(self, count: int) -> bool:
+        """Give reserved slots back until `count` are free; say whether they are."""
+        return self._make_room(count)
+
+    def surrender(self) -> Tensor:
+        """Give every reserved slot back and return all free slots, int64, for another list."""
+        self._make_room(self.size + 1)
+        return self.free_slots()
 
     def clear(self) -> None:
         """Make every slot free again."""
@@ -235,47 +254,16 @@ class SlotAllocator:
                 self._before_extend()
             if not self._make_room(int(lack.sum()), demand):
                 return None
-            self._fill_rows(demand, lack, book)
+            assert self._filler is not None
+            self._filler.fill(demand, lack, whole_groups=self.whole_groups)
         self._tick()
         book.commit(demand)
         return book.read(demand)
 
-    def _fill_rows(self, demand: Demand, lack: IntArray, book: Reservations) -> None:
-        wanting = np.flatnonzero(lack)
-        need = lack[wanting]
-        starts = (demand.starts + demand.counts)[wanting] - need
-        rows = demand.rows[wanting]
-        pages = book.pages_for(starts, need)
-        if self.whole_groups and demand.kind is not Kind.EXTEND:
-            pages[book.mid_group(rows, starts)] = 0
-        extra = self._surplus(demand.kind, need, pages)
-        # Prompts and whole pages come from the front, single slots from the back.
-        front = (extra >= 0) | (demand.kind is Kind.EXTEND)
-        book.note_singles(rows, starts, ~front)
-        if self.whole_groups and demand.kind is Kind.SPECULATIVE:
-            rest = np.where(front, 0, book.to_group_end(rows, starts + need))
-            spare = self.available_size() - int(need.sum() + np.maximum(extra, 0).sum())
-            extra = np.where(np.cumsum(rest) <= spare, np.maximum(extra, rest), extra)
-        sizes = need + np.maximum(extra, 0)
-        for some, take in ((front, self.free_list.take_front), (~front, self.free_list.take_back)):
-            if some.any():
-                slots = self._taken(take(int(sizes[some].sum())))
-                book.write(rows[some], starts[some], sizes[some], slots)
-
-    def _surplus(self, kind: Kind, need: IntArray, pages: IntArray) -> IntArray:
-        # What each request takes beyond its need to fill whole pages; -1 where it takes none.
-        # Prompts take pages even if the list may have run out of whole ones: it then gives the
-        # emptiest pages, which is the best there is.
-        spare = self.available_size() - int(need.sum())
-        limit = self._two_ended.whole_pages() if self._two_ended is not None else 0
-        surplus = np.full(need.shape[0], -1, dtype=np.int64)
-        for i, (wanted, count) in enumerate(zip(need.tolist(), pages.tolist(), strict=True)):
-            extra = count * self.page - wanted
-            if count and extra <= spare and (count <= limit or kind is Kind.EXTEND):
-                surplus[i] = extra
-                spare -= extra
-                limit -= count
-        return surplus
+    def _make_filler(self) -> RowFiller | None:
+        if self.reservations is None or self._two_ended is None:
+            return None
+        return RowFiller(self._two_ended, self.reservations, self.checks, page=self.page)
 
     def _make_room(self, count: int, demand: Demand | None = None) -> bool:
         # Reserved slots go back first when slots run out: all but those that are asked for now.
@@ -308,39 +296,14 @@ class SlotAllocator:
             self._two_ended.reorder()
             self._since_reorder = 0
 
+    def _free_each(self, group: list[Tensor]) -> None:
+        for slots in group:
+            with suppress(SlotError):
+                self.free(slots)
+
     def _give(self, slots: Tensor) -> None:
         self.free_list.put(self.checks.admit(slots))
 
     def _taken(self, slots: Tensor) -> Tensor:
         self.checks.taken(slots)
         return slots
-
-
-def _check_page(page: int) -> None:
-    if page < 2 or page & (page - 1):
-        raise ConfigError(f"page: {page} is not allowed; it must be a power of two, 2 or more")
-
-
-def _make_free_list(
-    size: int, discipline: Discipline, page: int, device: torch.device, readback: Readback | None
-) -> FreeList:
-    if discipline == "fifo":
-        return FifoFreeList(size, device=device)
-    if discipline == "sorted":
-        return SortedFreeList(size, device=device)
-    if device.type == "cpu" and readback is None:
-        return HostTwoEndedFreeList(size, page=page)
-    return TwoEndedFreeList(size, page=page, device=device, readback=readback or Readback(0))
-
-
-def _make_reservations(
-    table: Tensor | None, page: int, reservation: bool, discipline: Discipline
-) -> Reservations | None:
-    if not reservation:
-        return None
-    if table is None or discipline != "two_ended":
-        raise ConfigError(
-            f"placement.reservation: true needs the engine's table and placement.free_list "
-            f"two_ended, not {discipline}"
-        )
-    return Reservations(table, page)

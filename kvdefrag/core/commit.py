@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvdefrag.core.allocator import TwoEnded
+from kvdefrag.core.disciplines import TwoEnded
 from kvdefrag.core.holders import Holder, remap_all
 from kvdefrag.core.mover import Mover
 from kvdefrag.core.plan import MovePlan

@@ -9,46 +9,29 @@ Slots are written as runs [first slot, length]. Empty arrays of a `step` are lef
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from kvdefrag.core import events as ev
 from kvdefrag.core.demand import IntArray, Kind
 from kvdefrag.core.events import Event, Header
+from kvdefrag.core.host_event_forms import (
+    COUNTS,
+    FLOAT,
+    INT,
+    INTS,
+    KIND,
+    RAN,
+    SLOTS,
+    SOME,
+    TEXT,
+    Form,
+    from_run_lengths,
+)
 from kvdefrag.errors import TraceError
 
 Json = dict[str, Any]
-_LARGEST = 2**63 - 1
-
-
-class _Field(NamedTuple):
-    write: Callable[[Any], Any]
-    read: Callable[[Any], Any]
-    expected: str
-    optional: bool = False
-
-
-def run_lengths(slots: IntArray) -> list[list[int]]:
-    """Return `slots` [n] as runs [first, length] of rising neighbours."""
-    if not slots.shape[0]:
-        return []
-    starts = np.flatnonzero(np.diff(slots, prepend=slots[0] - 2) != 1)
-    lengths = np.diff(starts, append=slots.shape[0])
-    runs: list[list[int]] = np.column_stack([slots[starts], lengths]).tolist()
-    return runs
-
-
-def from_run_lengths(runs: IntArray) -> IntArray:
-    """Return the slots that runs [first, length], int64 [n, 2], name."""
-    if not runs.shape[0]:
-        return np.empty(0, dtype=np.int64)
-    first, lengths = runs.T
-    ends = np.cumsum(lengths)
-    slots: IntArray = np.arange(ends[-1]) + np.repeat(first - ends + lengths, lengths)
-    return slots
 
 
 def write_header(header: Header) -> str:
@@ -103,7 +86,7 @@ def read_event(line: bytes, number: int, size: int) -> Event:
         if not (how.optional and key not in found)
     }
     for key, how in _FORMS[name].items():
-        if how is _SLOTS:
+        if how is SLOTS:
             values[key] = _expand(values[key], size, number, key)
     event: Event = _TYPES[name](**values)
     _check_lengths(event, number)
@@ -128,7 +111,7 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def _value(found: Mapping[str, Any], key: str, how: _Field, number: int) -> Any:
+def _value(found: Mapping[str, Any], key: str, how: Form, number: int) -> Any:
     if key not in found:
         raise TraceError(f"missing; {how.expected} is expected", row=number, field=key)
     try:
@@ -160,55 +143,6 @@ def _check_same(event: Event, keys: tuple[str, ...], number: int) -> None:
             raise TraceError(f"{got} entries, but {keys[0]} has {want}", row=number, field=key)
 
 
-def _read_int(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise ValueError
-    return value
-
-
-def _read_float(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError
-    return float(value)
-
-
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    return value
-
-
-def _read_ran(value: Any) -> str:
-    if value not in ("prefill", "decode", ""):
-        raise ValueError
-    return str(value)
-
-
-def _read_ints(value: Any) -> IntArray:
-    return _whole(value, lowest=0)
-
-
-def _read_runs(value: Any) -> IntArray:
-    if value == []:
-        return np.empty((0, 2), dtype=np.int64)
-    runs = _whole(value, lowest=1, dimensions=2)
-    if runs.shape[1] != 2:
-        raise ValueError
-    return runs
-
-
-def _whole(value: Any, *, lowest: int, dimensions: int = 1) -> IntArray:
-    if not isinstance(value, list):
-        raise ValueError
-    if not value:
-        return np.empty(0, dtype=np.int64)
-    array = np.array(value)
-    if array.dtype != np.int64 or array.ndim != dimensions or array.min() < lowest:
-        raise ValueError
-    whole: IntArray = array
-    return whole
-
-
 def _expand(runs: IntArray, size: int, number: int, key: str) -> IntArray:
     # Checked before they are written out: a wrong length could ask for any amount of memory.
     first, lengths = runs.T
@@ -221,50 +155,34 @@ def _expand(runs: IntArray, size: int, number: int, key: str) -> IntArray:
     return from_run_lengths(runs)
 
 
-def _read_counts(value: Any) -> dict[str, int]:
-    if not isinstance(value, dict):
-        raise ValueError
-    return {name: _read_int(count) for name, count in value.items()}
-
-
-_INT = _Field(int, _read_int, "a whole number of 0 or more")
-_FLOAT = _Field(float, _read_float, "a number")
-_TEXT = _Field(str, _read_text, "a text")
-_KIND = _Field(lambda kind: kind.value, Kind, f"one of {', '.join(k.value for k in Kind)}")
-_RAN = _Field(str, _read_ran, "prefill, decode or empty")
-_INTS = _Field(lambda a: a.tolist(), _read_ints, "a list of whole numbers of 0 or more")
-_SLOTS = _Field(run_lengths, _read_runs, "a list of runs [first slot from 1, length from 1]")
-_COUNTS = _Field(dict, _read_counts, "an object of whole numbers of 0 or more", optional=True)
-_SOME = _INTS._replace(optional=True)
-
 _HEADER = {
-    **dict.fromkeys(("size", "page", "rows", "context", "window"), _INT),
-    "policy": _TEXT,
-    "kvdefrag": _TEXT,
+    **dict.fromkeys(("size", "page", "rows", "context", "window"), INT),
+    "policy": TEXT,
+    "kvdefrag": TEXT,
 }
-_DEMAND = {"kind": _KIND, "rows": _INTS, "starts": _INTS, "counts": _INTS}
-_FORMS: dict[str, dict[str, _Field]] = {
-    "opened": {"free": _SLOTS},
-    "allocated": {**_DEMAND, "slots": _SLOTS},
+_DEMAND = {"kind": KIND, "rows": INTS, "starts": INTS, "counts": INTS}
+_FORMS: dict[str, dict[str, Form]] = {
+    "opened": {"free": SLOTS},
+    "allocated": {**_DEMAND, "slots": SLOTS},
     "refused": _DEMAND,
-    "freed": {"slots": _SLOTS},
-    "shared": {"row": _INT, "start": _INT, "slots": _SLOTS},
-    "moved": {"src": _SLOTS, "dst": _SLOTS},
-    "released": {"row": _INT, "length": _INT},
+    "freed": {"slots": SLOTS},
+    "shared": {"row": INT, "start": INT, "slots": SLOTS},
+    "moved": {"src": SLOTS, "dst": SLOTS},
+    "released": {"row": INT, "length": INT},
     "step": {
-        "step": _INT,
-        "time_s": _FLOAT,
-        "ran": _RAN,
-        "tokens": _INT,
-        "cached": _INT,
+        "step": INT,
+        "time_s": FLOAT,
+        "ran": RAN,
+        "tokens": INT,
+        "cached": INT,
         **dict.fromkeys(
-            ("rows", "generations", "protected", "committed", "allocated", "left"), _SOME
+            ("rows", "generations", "protected", "committed", "allocated", "left"), SOME
         ),
-        "counts": _COUNTS,
+        "counts": COUNTS,
     },
     "cleared": {},
-    "resized": {"size": _INT},
-    "end": {"dropped": _INT},
+    "resized": {"size": INT},
+    "end": {"dropped": INT},
 }
 _TYPES: dict[str, type[Any]] = {
     "opened": ev.Opened,

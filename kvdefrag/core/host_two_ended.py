@@ -35,6 +35,7 @@ class HostTwoEndedFreeList:
         self._shift = page.bit_length() - 1
         self._steps = np.arange(page, dtype=np.int64)
         self._head = self._whole = self._tail = self._part = _EMPTY
+        self._front_aligned = True
         self.clear(size)
 
     def clear(self, size: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvdefrag.core.allocator import TwoEnded
+from kvdefrag.core.disciplines import TwoEnded
 from kvdefrag.core.plan import MovePlan
 
 

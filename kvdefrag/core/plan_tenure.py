@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvdefrag.core.allocator import TwoEnded
 from kvdefrag.core.demand import IntArray
+from kvdefrag.core.disciplines import TwoEnded
 from kvdefrag.core.plan import MovePlan
 from kvdefrag.core.view import EngineView, to_device
 

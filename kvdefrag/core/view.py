@@ -32,6 +32,8 @@ class EngineView:
         allocated: int64 [n], tokens the row holds slots for on the engine's account.
         shared_values: Returns the slot tensors (int64) of the tree nodes that may move; asked
             for only by mechanisms that move shared slots.
+        copies: Returns further tensors of slots that repeat what rows or tree name, and must
+            follow them.
     """
 
     step: int
@@ -42,6 +44,7 @@ class EngineView:
     committed: IntArray
     allocated: IntArray
     shared_values: Callable[[], Sequence[Tensor]] = field(default=_no_values)
+    copies: Callable[[], Sequence[Tensor]] = field(default=_no_values)
 
     @property
     def device(self) -> torch.device:

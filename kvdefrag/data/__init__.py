@@ -6,6 +6,7 @@ from importlib import resources
 from typing import IO
 
 CONVERSATION_TRACE = "mooncake_conversation_1200.jsonl"
+DEFAULT_PROFILE = "h200_mla61.json"
 EAGLE_MTBENCH = "eagle_mtbench_tokens_per_step.csv"
 
 

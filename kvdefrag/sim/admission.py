@@ -144,7 +144,7 @@ class Admission:
         return self._obtainable() - self._later
 
     def _obtainable(self) -> int:
-        free = self._allocator.available_size() + self._allocator.reserved_size()
+        free = self._allocator.available_size()
         return free + self._tree.evictable_size
 
     def _add(self, job: Job, start: int, end: int, outputs: int, hits: int) -> None:

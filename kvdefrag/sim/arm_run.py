@@ -10,9 +10,10 @@ import torch
 
 from kvdefrag.core.mover import CountingMover
 from kvdefrag.core.view import EngineView
+from kvdefrag.profiles import profile_or_default
 from kvdefrag.sim.arm_setup import make_allocator, make_defragmenter, relocates, tracker_of
 from kvdefrag.sim.arms import Arm
-from kvdefrag.sim.cost import StepTimer, profile_or_default
+from kvdefrag.sim.cost import StepTimer
 from kvdefrag.sim.engine import Engine
 from kvdefrag.sim.engine_types import StepInfo, StepKind
 from kvdefrag.sim.meter import Meter

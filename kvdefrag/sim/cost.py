@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import resources
-from pathlib import Path
-
-from kvdefrag import data
-from kvdefrag.core.profile import AttentionCost, DeviceProfile, load_profile
+from kvdefrag.core.profile import AttentionCost, DeviceProfile
 from kvdefrag.sim.engine_types import StepInfo, StepKind
-
-DEFAULT_PROFILE = "h200_mla61.json"
-
-
-def default_profile() -> DeviceProfile:
-    """Return the shipped profile; its `provenance` says what is measured and what assumed."""
-    text = resources.files(data).joinpath(DEFAULT_PROFILE).read_text(encoding="utf-8")
-    return DeviceProfile.model_validate_json(text)
-
-
-def profile_or_default(path: Path | None) -> DeviceProfile:
-    """Return the profile at `path`, or the shipped one.
-
-    Raises:
-        ConfigError: The file cannot be read or a field is wrong.
-    """
-    return default_profile() if path is None else load_profile(path)
 
 
 def attention_us(

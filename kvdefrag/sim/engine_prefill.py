@@ -54,7 +54,8 @@ class PrefillPass:
             if len(kept) < len(self._last):
                 state.full = False
             if kept:
-                state.merge(kept)
+                no_output = not any(e.job.limit for e in self._last)
+                state.merge(kept, prefill_only=no_output and not state.options.spec_window)
             self._last = []
         if state.prefill_only:
             state.filter_finished()

@@ -25,7 +25,8 @@ class EngineState:
             Requests that finished stay in it until the next decode pass filters them, as row 0,
             and count as running until then.
         full: Whether prefill waits until the batch has shrunk.
-        prefill_only: Whether all of `running` want no output; such a batch does not decode.
+        prefill_only: Whether all of `running` want no output, and so did what was prefilled with
+            them; such a batch does not decode.
         waiting: Requests in the queue; retracted ones join its end.
     """
 
@@ -60,14 +61,12 @@ class EngineState:
         self.cache.leave(self.rows.job(row), keep=True)
         return row
 
-    def merge(self, rows: list[int]) -> None:
+    def merge(self, rows: list[int], *, prefill_only: bool) -> None:
         """Append a prefilled batch to the running one."""
-        added = np.array(rows, dtype=np.int64)
-        prefill_only = not (self.options.spec_window or self.rows.limit[added].any())
         if self.running.shape[0] == 0:
             self.full = False
             self.prefill_only = prefill_only
-        self.running = np.concatenate([self.running, added])
+        self.running = np.concatenate([self.running, np.array(rows, dtype=np.int64)])
         self.prefill_only = self.prefill_only and prefill_only
 
     def filter_finished(self) -> None:

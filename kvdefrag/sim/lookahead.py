@@ -43,16 +43,17 @@ class Lookahead:
             yield event
 
     def frees(self, used: npt.NDArray[np.bool_]) -> Iterator[IntArray]:
-        """Yield the slots that each coming event frees, if nobody uses any of them before.
+        """Yield the slots that each coming event frees and that nobody uses before.
 
         Args:
             used: bool [size + 1], slots that somebody uses now; written to.
         """
         for event in self._ahead():
             if isinstance(event, ev.Freed):
-                if not used[event.slots].any():
-                    yield event.slots
+                unused = event.slots[~used[event.slots]]
                 used[event.slots] = True
+                if unused.shape[0]:
+                    yield unused
             elif isinstance(event, ev.Allocated | ev.Shared):
                 used[event.slots] = True
             elif isinstance(event, ev.Moved | ev.Cleared | ev.Resized | ev.Opened):

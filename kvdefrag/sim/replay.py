@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from kvdefrag import __version__
-from kvdefrag.core.events import Event, Moved
+from kvdefrag.core.events import Event, Header, Moved
 from kvdefrag.core.host_event_log import EventLog
 from kvdefrag.errors import SlotError, TraceError
+from kvdefrag.profiles import profile_or_default
 from kvdefrag.sim.arms import Arm
-from kvdefrag.sim.cost import profile_or_default
 from kvdefrag.sim.lookahead import Lookahead
 from kvdefrag.sim.replay_run import ArmReplay
 from kvdefrag.sim.report import verdict_of, warnings_of
 from kvdefrag.sim.results import ArmResult, RunResult
+from kvdefrag.sim.simulate import versions
 
 Progress = Callable[[int], None]
 
@@ -52,11 +48,28 @@ def replay(
         ConfigError: The profile is refused.
         TraceError: The log is wrong; names the line and the field.
     """
-    header = log.header
     prices = profile_or_default(profile)
     ahead = Lookahead(log)
-    runs = [ArmReplay(arm, header, ahead, prices, sample_every=sample_every) for arm in arms]
-    began, events = time.perf_counter(), 0
+    runs = [ArmReplay(arm, log.header, ahead, prices, sample_every=sample_every) for arm in arms]
+    began = time.perf_counter()
+    events = _feed(runs, ahead, log, progress)
+    wall_s = (time.perf_counter() - began) / max(1, len(runs))
+    results = [run.result(wall_s) for run in runs]
+    options = {"profile": None if profile is None else str(profile), "sample_every": sample_every}
+    return RunResult(
+        trace=_trace(path, log.header, events),
+        options={**_sizes(log.header, arms), **options},
+        versions=versions(),
+        arms=tuple(results),
+        verdict=verdict_of(results),
+        warnings=(*warnings_of(results), *_warnings(log, results)),
+    )
+
+
+def _feed(
+    runs: Sequence[ArmReplay], ahead: Lookahead, log: EventLog, progress: Progress | None
+) -> int:
+    events = 0
     for event in ahead:
         events += 1
         for run in runs:
@@ -66,36 +79,28 @@ def replay(
             progress(log.position)
     if progress is not None:
         progress(log.position)
-    wall_s = (time.perf_counter() - began) / max(1, len(runs))
-    results = [run.result(wall_s) for run in runs]
-    return RunResult(
-        trace={
-            "name": path.name,
-            "sha256": _sha256(path),
-            "format": "events",
-            "events": events,
-            "recorded_policy": header.policy,
-            "recorded_version": header.kvdefrag,
-        },
-        options={
-            "pool_slots": header.size,
-            "max_running": header.rows - 1,
-            "context": header.context,
-            "spec_window": header.window,
-            "page": arms[0].config.page if arms else header.page,
-            "profile": None if profile is None else str(profile),
-            "sample_every": sample_every,
-        },
-        versions={
-            "kvdefrag": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        arms=tuple(results),
-        verdict=verdict_of(results),
-        warnings=(*warnings_of(results), *_warnings(log, results)),
-    )
+    return events
+
+
+def _sizes(header: Header, arms: Sequence[Arm]) -> dict[str, int]:
+    return {
+        "pool_slots": header.size,
+        "max_running": header.rows - 1,
+        "context": header.context,
+        "spec_window": header.window,
+        "page": arms[0].config.page if arms else header.page,
+    }
+
+
+def _trace(path: Path, header: Header, events: int) -> dict[str, str | int]:
+    return {
+        "name": path.name,
+        "sha256": _sha256(path),
+        "format": "events",
+        "events": events,
+        "recorded_policy": header.policy,
+        "recorded_version": header.kvdefrag,
+    }
 
 
 def _apply(run: ArmReplay, event: Event, line: int) -> None:

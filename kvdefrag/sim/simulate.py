@@ -6,6 +6,7 @@ import multiprocessing
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.queues import Queue
 from queue import Empty
@@ -65,20 +66,24 @@ def simulate(
         results = _side_by_side(arms, options, min(processes, len(arms)), progress)
     else:
         results = [_one(arm, options, _report_as(progress, i)) for i, arm in enumerate(arms)]
-    versions = {
+    return RunResult(
+        trace=trace,
+        options=options.as_dict(),
+        versions=versions(),
+        arms=tuple(results),
+        verdict=verdict_of(results),
+        warnings=warnings_of(results),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Return what a result was made with."""
+    return {
         "kvdefrag": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
-    return RunResult(
-        trace=trace,
-        options=options.as_dict(),
-        versions=versions,
-        arms=tuple(results),
-        verdict=verdict_of(results),
-        warnings=warnings_of(results),
-    )
 
 
 def request_count(options: RunOptions) -> int:
@@ -121,6 +126,9 @@ def _until_all_done(
             continue
         if any(future.done() and future.exception() for future in futures):
             return
+    with suppress(Empty):
+        while True:
+            yield reports.get(timeout=_POLL_S)
 
 
 _worker_reports: list[Reports] = []

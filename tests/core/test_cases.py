@@ -497,7 +497,7 @@ def test_case_57_ten_times_the_rows_take_as_many_operations(mode: str) -> None:
     for scale in (1, 10):
         engine = engine_of(size=1200 * scale, width=400 * scale, rows=3, device_form=True, delay=2)
         engine.admit([engine.fresh_tokens(7)])
-        for row in (2, 3):
+        for _ in (2, 3):
             engine.admit([engine.fresh_tokens(150 * scale)])
         engine.truncate(2, 149 * scale)
         use(engine, mode, rows=1 << 12, check_plans="never")

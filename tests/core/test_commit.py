@@ -232,6 +232,24 @@ def test_a_group_stays_if_the_free_list_fails(
     assert listed(free_list) == free
 
 
+@pytest.mark.parametrize("tail", [2, 3, 4])
+def test_a_group_behind_a_begun_page_moves_only_once_it_is_whole(
+    free_list: TwoEnded, tail: int
+) -> None:
+    # The tree owns the first two tokens of the page that the row has gone on to fill.
+    row = [12, 13, 14, 15, 9, 1, 10, 2][: 4 + tail]
+    table = torch.full((2, 12), 28, dtype=torch.int32)
+    table[1, : len(row)] = torch.tensor(row)
+    view = EngineView(1, table, array(1), array(1), array(2), array(len(row)), array(len(row)))
+    plan = plan_tenure(view, array(2), free_list, page=PAGE, max_groups=4)
+    assert plan is not None
+    assert int(plan.moves.moved_rows()) == (4 if tail == 4 else 0)
+    commit_groups(view, plan, CountingMover(8), free_list)
+    assert table[1, :4].tolist() == row[:4]
+    assert table[1, 4 : 4 + tail].tolist() == ([4, 5, 6, 7] if tail == 4 else row[4:])
+    assert (table[1, 4 + tail :] == 28).all()
+
+
 def test_a_voided_group_changes_nothing(free_list: TwoEnded, scattered: Tensor) -> None:
     view, plan = groups(scattered, free_list)
     pool, was, free = torch.arange(SIZE + 1), scattered.clone(), listed(free_list)

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kvdefrag.core import events as ev
 from kvdefrag.core.demand import Demand, Kind
 from kvdefrag.core.events import Event, Header
-from kvdefrag.core.host_event_codec import from_run_lengths, read_event, run_lengths, write_event
+from kvdefrag.core.host_event_codec import read_event, write_event
+from kvdefrag.core.host_event_forms import from_run_lengths, run_lengths
 from kvdefrag.core.host_event_log import EventLog, EventWriter
 from kvdefrag.core.host_recording import RecordingAllocator, StepRecorder
 from kvdefrag.core.logged_rows import LoggedRows

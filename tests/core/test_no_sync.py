@@ -50,9 +50,9 @@ class Trap(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name in WAITING:
             raise HostWait(name)
-        if name.rstrip("_") in ("index", "index_put", "_index_put_impl", "_unsafe_index"):
-            if any(_is_mask(i) for i in args[1]):
-                raise HostWait(f"{name} with a mask")
+        indexes = name.rstrip("_") in ("index", "index_put", "_index_put_impl", "_unsafe_index")
+        if indexes and any(_is_mask(i) for i in args[1]):
+            raise HostWait(f"{name} with a mask")
         if name == "repeat_interleave" and kwargs.get("output_size") is None and len(args) < 2:
             raise HostWait("repeat_interleave without output_size")
         return func(*args, **kwargs)

@@ -199,10 +199,12 @@ def test_case_12_each_buffer_has_its_own_width_and_stride(device, make_pool):
 def test_case_13_two_hundred_different_calls_use_at_most_four_variants(gpu, make_pool):
     pool = make_pool([1152, 132, 3], 5000, gpu)
     table = BufferTable(pool.buffers)
-    before = compiled_variants()
+    kernels = relocate.programs("_relocate")
+    for name in ("check_moves", "copy_rows", "hold_rows", "stage_rows"):
+        getattr(kernels, name).device_caches.clear()  # other pools of this process have theirs
     prewarm(table)
     built = compiled_variants()
-    assert built <= 4, (before, built)
+    assert 0 < built <= 4
     index = torch.randperm(4999, device=gpu) + 1
     for n in range(1, 201):
         dtype = (torch.int32, torch.int64)[n % 2]
@@ -366,7 +368,7 @@ def test_nothing_synchronises_with_the_host(gpu, make_pool, no_sync):
 
 
 @pytest.mark.gpu
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1 << 30), count=st.sampled_from(COUNTS[1:]), disjoint=st.booleans())
 def test_large_plans_on_many_layers_equal_the_reference(seed, count, disjoint, gpu, make_pool):
     pool = make_pool([1152, 656, 132, 256, 4, 1152, 4096], 20_000, gpu, seed=seed)

@@ -11,7 +11,8 @@ import pytest
 
 from kvdefrag.core.profile import DeviceProfile
 from kvdefrag.errors import ConfigError
-from kvdefrag.sim.cost import StepTimer, attention_us, default_profile, profile_or_default
+from kvdefrag.profiles import default_profile, profile_or_default
+from kvdefrag.sim.cost import StepTimer, attention_us
 from kvdefrag.sim.engine_types import StepInfo, StepKind
 
 NONE = np.empty(0, dtype=np.int64)

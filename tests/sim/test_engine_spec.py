@@ -130,6 +130,30 @@ def test_under_overlap_a_batch_that_wants_no_output_does_not_decode(serve, make_
     assert s.engine.tree.evictable_size == 3
 
 
+def test_a_batch_built_with_a_chunk_is_not_one_without_output_whatever_remains_of_it(
+    serve, make_request
+):
+    requests = [
+        make_request(0, [1], 0),
+        make_request(1, [2], 0),
+        make_request(2, list(range(10, 30)), 2),
+        make_request(3, [3, 4], 2, arrival=0.5),
+    ]
+    s = serve(requests, pool=64, overlap=True, chunked_prefill=8, max_running=3)
+
+    s.run()
+
+    # The two that want no output stay in the running batch, finished, until a decode filters it.
+    # So the last chunk has room for nobody else, although two rows are free.
+    assert s.story()[:5] == [
+        ("prefill", [1, 2, 3], [0, 0, 0], [1, 1, 6]),
+        ("prefill", [3], [6], [8]),
+        ("prefill", [3], [14], [6]),
+        ("decode", [3], [20], [1]),
+        ("prefill", [1], [0], [2]),
+    ]
+
+
 def test_under_overlap_the_reserve_follows_the_lengths_known_at_launch(
     serve, make_request, fixed_lengths
 ):

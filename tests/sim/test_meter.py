@@ -7,7 +7,8 @@ import pytest
 
 from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
-from kvdefrag.sim.cost import StepTimer, default_profile
+from kvdefrag.profiles import default_profile
+from kvdefrag.sim.cost import StepTimer
 from kvdefrag.sim.meter import Meter
 from kvdefrag.sim.metrics import METRICS, undocumented
 

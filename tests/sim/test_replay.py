@@ -15,9 +15,9 @@ from kvdefrag.core.demand import Kind
 from kvdefrag.core.events import Event, Header
 from kvdefrag.core.host_event_log import EventLog, EventWriter
 from kvdefrag.errors import ConfigError, TraceError
+from kvdefrag.profiles import default_profile
 from kvdefrag.sim.arm_run import ArmRun
 from kvdefrag.sim.arms import NAMES, built_in
-from kvdefrag.sim.cost import default_profile
 from kvdefrag.sim.engine_types import EngineOptions
 from kvdefrag.sim.lookahead import Lookahead
 from kvdefrag.sim.metrics import repeatable, undocumented
@@ -31,7 +31,7 @@ from kvdefrag.sim.simulate import simulate
 BLOCK, PAGE = 16, 16
 
 
-def write_trace(path: Path, requests: int = 90) -> Path:
+def write_trace(path: Path, requests: int = 50) -> Path:
     """Write conversations whose turns share prefixes, close enough to crowd a small pool."""
     rng, rows = random.Random(5), []
     talks = [[n * 1000 + i for i in range(40)] for n in range(8)]
@@ -91,12 +91,17 @@ def follow(path: Path, name: str, check: Callable[[ArmReplay, Event], None]) -> 
     return run
 
 
-def nothing(run: ArmReplay, event: Event) -> None:
-    pass
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Recordings of two policies, of which the second moves rows."""
+    folder = tmp_path_factory.mktemp("logs")
+    return {name: record(folder, name)[2] for name in ("stock", "all")}
 
 
-@pytest.mark.parametrize("spec_window", [0, 4])
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "packed"])
+@pytest.mark.parametrize(
+    ("name", "spec_window"),
+    [*((name, 0) for name in NAMES if name != "packed"), ("stock", 4), ("all", 4)],
+)
 def test_a_replay_under_the_same_policy_gives_the_same_slots(
     tmp_path: Path, name: str, spec_window: int
 ) -> None:
@@ -111,7 +116,7 @@ def test_a_replay_under_the_same_policy_gives_the_same_slots(
 
     again = follow(path, name, same)
 
-    assert given > 300
+    assert given > 100
     assert again.allocator.free_slots().tolist() == run.allocator.free_slots().tolist()
     assert repeatable(again.result(0.0).metrics) == repeatable(direct.metrics)
 
@@ -128,12 +133,12 @@ def test_the_replays_of_every_series_and_map_are_those_of_the_recorded_run(tmp_p
     assert [m.owners.tolist() for m in again.maps] == [m.owners.tolist() for m in direct.maps]
 
 
-@pytest.mark.parametrize("recorded", ["stock", "all"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("recorded", "name"), [*(("stock", name) for name in NAMES), ("all", "stock"), ("all", "all")]
+)
 def test_rows_hold_what_the_log_says_under_any_policy(
-    tmp_path: Path, recorded: str, name: str
+    logs: dict[str, Path], recorded: str, name: str
 ) -> None:
-    _, _, path = record(tmp_path, recorded)
     steps = 0
 
     def sound(run: ArmReplay, event: Event) -> None:
@@ -141,7 +146,7 @@ def test_rows_hold_what_the_log_says_under_any_policy(
         if not isinstance(event, ev.Step):
             return
         steps += 1
-        if steps % 9:
+        if steps % 20:
             return
         run.check_integrity()
         rows = run.engine.rows
@@ -154,25 +159,34 @@ def test_rows_hold_what_the_log_says_under_any_policy(
         assert np.count_nonzero(owner) == used
         assert np.count_nonzero(owner == 1) == run.engine.tree.evictable_size
 
-    follow(path, name, sound)
+    follow(logs[recorded], name, sound)
 
-    assert steps > 300
-
-
-def test_a_replay_under_reservation_comes_near_a_simulation_of_it(tmp_path: Path) -> None:
-    # Where nothing is evicted the arms do the same work; only evictions tell them apart.
-    for pool, difference in ((20_000, 0.0005), (1500, 0.05)):
-        _, _, path = record(tmp_path, "stock", pool=pool)
-        direct, _, _ = record(tmp_path, "placement+reservation", pool=pool)
-
-        again = replayed(path, "placement+reservation")
-
-        for name in ("page_coverage_mean", "page_coverage_p10"):
-            assert again.metrics[name] == pytest.approx(direct.metrics[name], abs=difference)
+    assert steps > 200
 
 
-def test_a_replay_documents_its_metrics_and_says_what_it_cannot_know(tmp_path: Path) -> None:
-    _, _, path = record(tmp_path, "stock")
+@pytest.mark.parametrize(
+    ("pool", "difference"),
+    # Where nothing is evicted, all arms do the same work. In a pool of 94 pages, evictions at
+    # other moments show; on the embedded slice the difference is about 0.001.
+    [(20_000, 1e-6), (1500, 0.04)],
+)
+def test_a_replay_under_reservation_comes_near_a_simulation_of_it(
+    tmp_path: Path, pool: int, difference: float
+) -> None:
+    _, _, path = record(tmp_path, "stock", pool=pool)
+    direct, _, _ = record(tmp_path, "placement+reservation", pool=pool)
+
+    again = replayed(path, "placement+reservation").metrics
+
+    assert again["page_coverage_mean"] == pytest.approx(
+        direct.metrics["page_coverage_mean"], abs=difference
+    )
+
+
+def test_a_replay_documents_its_metrics_and_says_what_it_cannot_know(
+    logs: dict[str, Path],
+) -> None:
+    path = logs["stock"]
     arms = [built_in(name, page=PAGE) for name in ("stock", "placement")]
 
     result = replay(EventLog(path), arms, path=path, sample_every=4)
@@ -228,6 +242,63 @@ def replay_by_hand(tmp_path: Path, name: str, *events: Event) -> ArmReplay:
     for event in ahead:
         run.apply(event)
     return run
+
+
+def test_reading_ahead_changes_nothing_about_the_order() -> None:
+    events: list[Event] = [ev.Freed(ints(n)) for n in range(1, 9)]
+    ahead, order = Lookahead(events, most=3), []
+
+    for event in ahead:
+        assert len(list(ahead.frees(np.zeros(9, dtype=np.bool_)))) <= 3
+        order.append(event)
+
+    assert order == events
+
+
+def test_slots_that_are_used_before_they_are_freed_are_not_freed_early() -> None:
+    events: list[Event] = [
+        ev.Freed(ints(1, 2)),
+        ev.Shared(1, 0, ints(3)),
+        ev.Freed(ints(3, 8)),
+        ev.Freed(ints(4)),
+        ev.Allocated(Kind.DECODE, ints(1), ints(0), ints(1), ints(4)),
+        ev.Freed(ints(4)),
+        ev.Freed(ints(5)),
+        ev.Freed(ints(6)),
+        ev.Cleared(),
+        ev.Freed(ints(7)),
+    ]
+    used = np.zeros(9, dtype=np.bool_)
+    used[5] = True
+
+    found = [slots.tolist() for slots in Lookahead(events).frees(used)]
+
+    assert found == [[1, 2], [8], [4], [6]]
+
+
+def test_an_arm_that_takes_whole_pages_evicts_what_is_evicted_next(tmp_path: Path) -> None:
+    # The first prompt is cached once its row is left; one slot is free.
+    events = [
+        ev.Allocated(Kind.EXTEND, ints(1), ints(0), ints(47), ints(*range(1, 48))),
+        ev.Step(1, 1.0, rows=ints(1), generations=ints(1), protected=ints(47),
+                committed=ints(47), allocated=ints(47)),
+        ev.Released(1, 47),
+        ev.Step(2, 2.0, left=ints(1), cached=47),
+        ev.Allocated(Kind.EXTEND, ints(2), ints(0), ints(17), ints(*range(48, 65))),
+        ev.Step(3, 3.0, rows=ints(2), generations=ints(1), protected=ints(0),
+                committed=ints(17), allocated=ints(17), cached=47),
+        ev.Freed(ints(*range(1, 48))),
+        ev.Step(4, 4.0, cached=0),
+    ]  # fmt: skip
+
+    run = replay_by_hand(tmp_path, "placement+reservation", *events[:-2])
+    assert run.allocator.available_size() + run.allocator.reserved_size() == 0
+    run = replay_by_hand(tmp_path, "placement+reservation", *events)
+
+    # 17 tokens want 2 pages, more than the 17 free slots: the prompt goes before its time.
+    assert run.allocator.reserved_size() == 15
+    assert run.allocator.available_size() == 32
+    assert run.engine.tree.evictable_size == 0
 
 
 def test_a_log_that_opens_on_a_pool_in_use_goes_on_from_its_free_list(tmp_path: Path) -> None:
@@ -309,9 +380,11 @@ def test_an_empty_log_gives_a_result_and_says_that_it_shows_nothing(tmp_path: Pa
     assert any("too short" in warning for warning in result.warnings)
 
 
-def test_a_log_that_is_not_whole_is_replayed_with_a_warning(tmp_path: Path) -> None:
-    _, _, path = record(tmp_path, "stock")
-    lines = path.read_bytes().splitlines(keepends=True)
+def test_a_log_that_is_not_whole_is_replayed_with_a_warning(
+    logs: dict[str, Path], tmp_path: Path
+) -> None:
+    lines = logs["stock"].read_bytes().splitlines(keepends=True)
+    path = tmp_path / "half.jsonl"
     path.write_bytes(b"".join(lines[: len(lines) // 2]))
 
     result = replay(EventLog(path), [built_in("placement", page=PAGE)], path=path, sample_every=4)
@@ -320,8 +393,8 @@ def test_a_log_that_is_not_whole_is_replayed_with_a_warning(tmp_path: Path) -> N
     assert "not whole: the log has no closing line" in result.warnings[-1]
 
 
-def test_progress_counts_bytes_up_to_the_whole_log(tmp_path: Path) -> None:
-    _, _, path = record(tmp_path, "stock")
+def test_progress_counts_bytes_up_to_the_whole_log(logs: dict[str, Path]) -> None:
+    path = logs["stock"]
     seen: list[int] = []
 
     replay(EventLog(path), [built_in("stock", page=PAGE)], path=path, progress=seen.append)

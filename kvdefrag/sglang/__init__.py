@@ -1,0 +1,1 @@
+"""The SGLang plugin: the only code here that imports SGLang."""

@@ -1,0 +1,122 @@
+"""Where SGLang 0.5.17 and 0.5.23 differ, in one place; what we rely on is checked at start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from kvdefrag.sglang.refusal import Refusal
+
+
+class KvLengths(NamedTuple):
+    """Table row and lengths of one request, in tokens."""
+
+    row: int
+    protected: int
+    committed: int
+    allocated: int
+
+
+class Compat(NamedTuple):
+    """How one version of SGLang keeps its requests.
+
+    Attributes:
+        version: The version.
+        row: Returns a request's table row.
+        lengths: Returns a request's row and lengths, or None if it holds no KV.
+        end_node: Returns the deepest tree node that a request has locked, or None.
+        copies: Returns tensors of a chunked request that repeat slots its row names.
+    """
+
+    version: str
+    row: Callable[[Any], int]
+    lengths: Callable[[Any], KvLengths | None]
+    end_node: Callable[[Any], Any]
+    copies: Callable[[Any], Sequence[Tensor]]
+
+
+def compat() -> Compat:
+    """Return how the installed version keeps its requests.
+
+    Raises:
+        Refusal: The version is not supported.
+    """
+    found = version("sglang")
+    known = {"0.5.17": _OLD, "0.5.23": _NEW}
+    if found not in known:
+        raise Refusal(f"sglang {found}", f"versions {' and '.join(known)} are supported")
+    return known[found]
+
+
+def requests_of(scheduler: Any) -> Iterator[Any]:
+    """Yield every request that may own a table row, each once."""
+    seen: set[int] = set()
+    batches = [b for b in (scheduler.last_batch, scheduler.running_batch) if b is not None]
+    for request in (*(r for b in batches for r in b.reqs), scheduler.chunked_req):
+        if request is not None and id(request) not in seen:
+            seen.add(id(request))
+            yield request
+
+
+def require(owner: object, *names: str) -> None:
+    """Check that `owner` has every attribute we rely on.
+
+    Raises:
+        Refusal: One is missing.
+    """
+    for name in names:
+        if not hasattr(owner, name):
+            raise Refusal(f"{type(owner).__name__}.{name}", "this build of SGLang lacks it")
+
+
+def _old_row(request: Any) -> int:
+    return int(request.req_pool_idx)
+
+
+def _new_row(request: Any) -> int:
+    return int(request.kv.req_pool_idx)
+
+
+def _old_lengths(request: Any) -> KvLengths | None:
+    if request.req_pool_idx is None or request.kv is None:
+        return None
+    return KvLengths(
+        request.req_pool_idx,
+        request.cache_protected_len,
+        request.kv_committed_len,
+        request.kv.kv_allocated_len,
+    )
+
+
+def _new_lengths(request: Any) -> KvLengths | None:
+    kv = request.kv
+    if kv is None or not kv.holds_kv or kv.req_pool_idx is None:
+        return None
+    return KvLengths(
+        kv.req_pool_idx, kv.cache_protected_len, kv.kv_committed_len, kv.kv_allocated_len
+    )
+
+
+def _old_end_node(request: Any) -> Any:
+    return request.last_node
+
+
+def _new_end_node(request: Any) -> Any:
+    return None if request.lock is None else request.lock.node
+
+
+def _old_copies(request: Any) -> Sequence[Tensor]:
+    # The next chunk writes these into the row, so they must follow a move.
+    found = request.prefix_indices
+    return (found,) if isinstance(found, Tensor) and found.numel() else ()
+
+
+def _new_copies(_: Any) -> Sequence[Tensor]:
+    return ()
+
+
+_OLD = Compat("0.5.17", _old_row, _old_lengths, _old_end_node, _old_copies)
+_NEW = Compat("0.5.23", _new_row, _new_lengths, _new_end_node, _new_copies)

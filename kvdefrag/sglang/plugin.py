@@ -1,0 +1,90 @@
+"""Entry point of group `sglang.srt.plugins`: inert unless it is enabled."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from kvdefrag.config import Config, load_config
+
+logger = logging.getLogger(__name__)
+
+_ATTRIBUTE = "kvdefrag"
+
+
+def register() -> None:
+    """Register the hooks in this process, if the settings say so.
+
+    Raises:
+        ConfigError: A setting is refused; SGLang logs it and serves as stock.
+    """
+    config = load_config(None, os.environ)
+    if config.enabled:
+        _hook(config)
+
+
+def _hook(config: Config) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from kvdefrag.sglang.allocator import KvdefragAllocator
+    from kvdefrag.sglang.compat import compat
+    from kvdefrag.sglang.marks import Marks, after_uncached
+    from kvdefrag.sglang.refusal import Refusal
+
+    try:
+        names = compat()
+    except Refusal as refusal:
+        logger.warning("kvdefrag refuses, the server runs as stock: %s", refusal)
+        return
+    marks = Marks(names)
+    add = HookRegistry.register
+    memory, managers = "sglang.srt.mem_cache", "sglang.srt.managers"
+    scheduler = f"{managers}.scheduler.Scheduler"
+    add(f"{memory}.allocator.token.TokenToKVPoolAllocator", KvdefragAllocator, HookType.REPLACE)
+    add(f"{memory}.allocation.alloc_for_extend", marks.around_extend, HookType.AROUND)
+    add(f"{memory}.allocation.alloc_for_decode", marks.around_decode, HookType.AROUND)
+    add(f"{memory}.allocation.alloc_for_spec_decode", marks.around_speculative, HookType.AROUND)
+    add(f"{memory}.common.release_kv_cache", marks.around_release, HookType.AROUND)
+    if names.version == "0.5.17":
+        add(
+            f"{managers}.schedule_batch.ScheduleBatch.check_decode_mem",
+            marks.around_capacity,
+            HookType.AROUND,
+        )
+    checker = f"{managers}.scheduler_components.invariant_checker.SchedulerInvariantChecker"
+    add(f"{checker}._get_total_uncached_sizes", after_uncached, HookType.AFTER)
+    add(f"{scheduler}.__init__", _after_init(config), HookType.AFTER)
+    add(f"{scheduler}.get_next_batch_to_run", _before_step, HookType.BEFORE)
+    add(f"{scheduler}.get_internal_state", _after_state, HookType.AFTER)
+
+
+def _after_init(config: Config) -> Callable[..., None]:
+    def attach(_: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        from kvdefrag.profiles import profile_or_default
+        from kvdefrag.sglang.attachment import Attachment
+        from kvdefrag.sglang.compat import compat
+        from kvdefrag.sglang.refusal import Refusal
+
+        try:
+            found = Attachment(scheduler, config, compat(), profile_or_default(config.profile))
+        except Refusal as refusal:
+            setattr(scheduler, _ATTRIBUTE, None)
+            logger.warning("kvdefrag refuses, the server runs as stock: %s", refusal)
+            return
+        setattr(scheduler, _ATTRIBUTE, found)
+        logger.info(found.describe())
+
+    return attach
+
+
+def _before_step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    attachment = getattr(scheduler, _ATTRIBUTE, None)
+    if attachment is not None:
+        attachment.step()
+
+
+def _after_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    attachment = getattr(scheduler, _ATTRIBUTE, None)
+    result.internal_state[_ATTRIBUTE] = attachment.state() if attachment else {"active": False}

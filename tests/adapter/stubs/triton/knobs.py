@@ -1,0 +1,3 @@
+"""No hooks: SGLang's watch over lazy kernel loads stays off."""
+
+runtime = compilation = None
