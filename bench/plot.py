@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def draw(title: str, result: dict[str, Any]) -> str:
-    """Return the SVG of one result: bars where bytes count, times where they do not."""
+    """Return the SVG of one result; rows without bytes are left out."""
     lines = [r for r in result["rows"] if r["bytes"]]
     names = list(dict.fromkeys(r["provider"] for r in lines))
     colours = {n: COLOURS[i % len(COLOURS)] for i, n in enumerate(names)}

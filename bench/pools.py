@@ -71,9 +71,9 @@ def sector_ceiling(row_bytes: int, destinations: str, *, sector: int = 32) -> fl
     """Share of the roof left when memory moves whole sectors of 32 bytes (or 64, see README).
 
     A row at byte offset o touches ceil((o % sector + row) / sector) sectors, averaged over the
-    offsets that consecutive slots have. Sources are read so. Contiguous destinations fill their sectors
-    together, so they cost their own bytes; scattered ones write whole sectors too, and read those
-    that they cover in part.
+    offsets that consecutive slots have. Sources are read so. Contiguous destinations fill their
+    sectors together, so they cost their own bytes; scattered ones write whole sectors too, and
+    read those that they cover in part.
     """
     starts = range(0, sector, math.gcd(row_bytes, sector))
     touched = sum(math.ceil((o + row_bytes) / sector) for o in starts) / len(starts)

@@ -18,7 +18,7 @@ from cases.relocate import PAYLOAD, SHAPES
 from measure import Clock, Run, machine
 from pools import plan, pool, table_of
 
-from kvdefrag_kernels import BufferTable, buffer_table, relocate, relocate_rows
+from kvdefrag_kernels import BufferTable, buffer_table, overlap, relocate, relocate_rows
 
 CLOCK_S = 0.08
 
@@ -110,8 +110,8 @@ class _Nothing:
 def staged() -> Iterator[tuple[str, int, Run]]:
     """Overlapping moves: how much the registers hold, and staging memory instead."""
     names = ("HOLD_UNITS", "HOLD_WARPS", "HOLD_REGISTERS")
-    kept = [getattr(relocate, n) for n in names]
-    whole = relocate.meets
+    kept = [getattr(overlap, n) for n in names]
+    whole = overlap.meets
     for width, rows in ((1152, 30_000), (1152, 4096), (1152, 256), (256, 50_000), (2048, 16_000)):
         layers, slots = SHAPES[width]
         src, dst = plan(slots, rows, "permutation")
@@ -119,17 +119,17 @@ def staged() -> Iterator[tuple[str, int, Run]]:
         table = table_of(layers, width, slots)
         for hold in ((8192, 16, 128), (8192, 32, 64), (4096, 16, 104), (16384, 32, 64)):
             for name, value in zip(names, hold, strict=True):
-                setattr(relocate, name, value)
+                setattr(overlap, name, value)
             yield (f"held {width} B x {rows}, {hold}", moved,
                    lambda t=table, s=src, d=dst: relocate_rows(t, s, d))  # fmt: skip
         for name, value in zip(names, kept, strict=True):
-            setattr(relocate, name, value)
-        relocate.meets = lambda _: False
+            setattr(overlap, name, value)
+        overlap.meets = lambda _: False
         for mebibytes in (32, 64):
             table = BufferTable(pool(layers, width, slots), scratch_bytes=mebibytes << 20)
             yield (f"staged {width} B x {rows}, scratch {mebibytes} MiB", moved,
                    lambda t=table, s=src, d=dst: relocate_rows(t, s, d))  # fmt: skip
-        relocate.meets = whole
+        overlap.meets = whole
 
 
 def programs() -> Iterator[tuple[str, int, Run]]:

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Device programs of `relocate`: check a plan, copy rows, stage overlapping rows."""
+"""Device programs of `relocate`: check a plan, copy rows whose slots are disjoint."""
 
 import triton
 import triton.language as tl
@@ -142,11 +142,12 @@ def _move(source, read_at, target, write_at, moving, state, dtype: tl.constexpr,
 
 
 @triton.jit
-def _pair(src, dst, step, row, live):
+def _pair(src, dst, step, limit, row, live):
+    # Rows are read before the verdict is known, so a source outside the pool must not be followed.
     at = row * step
     s = tl.load(src + at, mask=live, other=0)
     d = tl.load(dst + at, mask=live, other=0)
-    return s, d, live & (s != d)
+    return s, d, live & (s != d) & (s >= 0) & (s < limit)
 
 
 @triton.jit
@@ -175,12 +176,12 @@ def _pitch(line):
 
 @triton.jit
 def _copy_wide(
-    table, buffer, src, dst, step, start, words, magic, pitch, total, state,
+    table, buffer, src, dst, step, limit, start, words, magic, pitch, total, state,
     N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     if start < total:
         row, column, live = _place(start, words, magic, total, N)
-        s, d, moving = _pair(src, dst, step, row, live)
+        s, d, moving = _pair(src, dst, step, limit, row, live)
         base = tl.load(table + buffer * FIELDS)
         there, here = _at(s, pitch, column), _at(d, pitch, column)
         _move16(base, there, base, here, moving, state, PDL)
@@ -188,14 +189,14 @@ def _copy_wide(
 
 @triton.jit
 def _copy_narrow(
-    table, first, last, src, dst, step, start, words, magic, pitch, total, state,
+    table, first, last, src, dst, step, limit, start, words, magic, pitch, total, state,
     dtype: tl.constexpr, N: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # The same units of several buffers: with few bytes a unit, indices and places cost as much as
     # the rows, so they are read and computed once.
     if start < total:
         row, column, live = _place(start, words, magic, total, N)
-        s, d, moving = _pair(src, dst, step, row, live)
+        s, d, moving = _pair(src, dst, step, limit, row, live)
         while first < last:
             line = table + first * FIELDS
             base = tl.load(line)
@@ -209,12 +210,13 @@ def _copy_narrow(
 
 @triton.jit(
     do_not_specialize=[
-        "step", "count", "buffers", "many", "same_words", "same_magic", "same_pitch", "same_size",
+        "step", "count", "limit", "buffers", "many",
+        "same_words", "same_magic", "same_pitch", "same_size",
     ],
     do_not_specialize_on_alignment=["table", "chunks", "src", "dst", "state"],
 )  # fmt: skip
 def copy_rows(
-    table, chunks, src, dst, step, count, state,  # inputs
+    table, chunks, src, dst, step, count, limit, state,  # inputs
     buffers, many, same_words, same_magic, same_pitch, same_size,  # inputs
     UNITS: tl.constexpr, NARROW: tl.constexpr, MIXED: tl.constexpr, PDL: tl.constexpr,  # constants
 ):  # fmt: skip
@@ -234,12 +236,12 @@ def copy_rows(
     wide = size == 16
     if not MIXED or wide:
         # Whole rows where they nearly fill a tile: a row that two programs read at different
-        # times opens its page of memory twice (1,152-byte rows: 1 % of the roof on an H200).
+        # times opens its page of memory twice (1,152-byte rows: 0.5 % slower on an H200).
         rows = UNITS // tl.minimum(words, UNITS).to(tl.int32)
         span = tl.where(rows * words * 5 >= UNITS * 4, rows * words, UNITS)
         span = tl.where(words <= UNITS, span, UNITS)
         start = tile * span
-        _copy_wide(table, first, src, dst, step, start, words, magic, pitch,
+        _copy_wide(table, first, src, dst, step, limit, start, words, magic, pitch,
                    tl.minimum(start + span, total), state, UNITS, PDL)  # fmt: skip
     if MIXED:
         # Consecutive destinations are stored in whole 128-byte lines.
@@ -247,133 +249,8 @@ def copy_rows(
         address = tl.load(line) + ((tl.load(dst).to(tl.int64) * pitch) << scale)
         start = tile * NARROW - ((address & 127) >> scale)
         if size == 4:
-            _copy_narrow(table, first, last, src, dst, step, start, words, magic, pitch, total,
-                         state, tl.int32, NARROW, PDL)  # fmt: skip
+            _copy_narrow(table, first, last, src, dst, step, limit, start, words, magic, pitch,
+                         total, state, tl.int32, NARROW, PDL)  # fmt: skip
         elif size == 1:
-            _copy_narrow(table, first, last, src, dst, step, start, words, magic, pitch, total,
-                         state, tl.int8, NARROW, PDL)  # fmt: skip
-
-
-@triton.jit(
-    do_not_specialize=[
-        "step", "count",
-        "load_buffer", "load_buffers", "load_column", "load_width", "load_magic", "load_size",
-        "load_at",
-        "save_buffer", "save_buffers", "save_column", "save_width", "save_magic", "save_size",
-        "save_at",
-    ],
-    do_not_specialize_on_alignment=["table", "src", "dst", "state", "staging"],
-)  # fmt: skip
-def stage_rows(
-    table, src, dst, step, count, state, staging,  # inputs
-    load_buffer, load_buffers, load_column, load_width, load_magic, load_size, load_at,
-    save_buffer, save_buffers, save_column, save_width, save_magic, save_size, save_at,
-    UNITS: tl.constexpr, NARROW: tl.constexpr,  # constants
-):  # fmt: skip
-    # Gathers one wave into one half of the staging memory while the wave before it is scattered
-    # from the other half; a wave is a column slice of all rows, so no wave reads what another wrote
-    saving = tl.program_id(2) == 1
-    first_buffer = tl.where(saving, save_buffer, load_buffer)
-    buffers = tl.where(saving, save_buffers, load_buffers)
-    left = tl.where(saving, save_column, load_column)
-    width = tl.where(saving, save_width, load_width).to(tl.int64)
-    magic = tl.where(saving, save_magic, load_magic).to(tl.int64) + (1 << 31)
-    size = tl.where(saving, save_size, load_size)
-    at = tl.where(saving, save_at, load_at).to(tl.int64)
-    nth = tl.program_id(1)
-    if nth < buffers:
-        line = table + (first_buffer + nth) * FIELDS
-        base = tl.load(line)
-        # The table counts the stride in the buffer's own units; a wave may cut finer ones.
-        pitch = _pitch(line).to(tl.int64) * (tl.load(line + 4) // size)
-        tile = tl.program_id(0).to(tl.int64)
-        total = count * width
-        memory = staging.to(tl.int64) + at
-        skip = nth * total
-        if size == 16:
-            if tile * UNITS < total:
-                row, column, live = _place(tile * UNITS, width, magic, total, UNITS)
-                s, d, moving = _pair(src, dst, step, row, live)
-                staged = skip + tile * UNITS + tl.arange(0, UNITS)
-                if saving:
-                    there = _at(d, pitch, left + column)
-                    _move16(memory, staged, base, there, moving, state, False)
-                else:
-                    there = _at(s, pitch, left + column)
-                    _move16(base, there, memory, staged, moving, state, False)
-        else:
-            if tile * NARROW < total:
-                row, column, live = _place(tile * NARROW, width, magic, total, NARROW)
-                s, d, moving = _pair(src, dst, step, row, live)
-                staged = skip + tile * NARROW + tl.arange(0, NARROW)
-                if saving:
-                    there = _at(d, pitch, left + column)
-                    if size == 4:
-                        _move(memory, staged, base, there, moving, state, tl.int32, False)
-                    else:
-                        _move(memory, staged, base, there, moving, state, tl.int8, False)
-                else:
-                    there = _at(s, pitch, left + column)
-                    if size == 4:
-                        _move(base, there, memory, staged, moving, state, tl.int32, False)
-                    else:
-                        _move(base, there, memory, staged, moving, state, tl.int8, False)
-
-
-@triton.jit(
-    do_not_specialize=[
-        "step", "count",
-        "buffer", "buffers", "words", "width", "magic", "slices", "tiles", "together", "arrived",
-    ],
-    do_not_specialize_on_alignment=["table", "src", "dst", "state"],
-)  # fmt: skip
-def hold_rows(
-    table, src, dst, step, count, state,  # inputs
-    buffer, buffers, words, width, magic, slices, tiles, together, arrived,  # inputs
-    UNITS: tl.constexpr,  # constants
-):  # fmt: skip
-    # The registers of all programs hold one wave: all load, all meet, all store. Needs all programs
-    # resident at once (a cooperative launch). A wave is a column slice of all rows in `together`
-    # buffers, so the next one may load while this one is stored.
-    programs = tl.num_programs(0)
-    tile = tl.program_id(0) % tiles
-    nth = tl.program_id(0) // tiles
-    width = tl.full([], 0, tl.int32) + width
-    jobs = buffers * slices
-    total = count * width
-    magic = tl.full([], 1 << 31, tl.int64) + magic
-    if tl.load(state + VERDICT) == 0:
-        meeting = state + ARRIVALS
-        target = tl.full([], 0, tl.int64) + arrived
-        wave = 0
-        while wave < jobs:
-            job = wave + nth
-            busy = (nth < together) & (job < jobs)
-            left = (job % slices) * width
-            line = table + (buffer + tl.minimum(job, jobs - 1) // slices) * FIELDS
-            pitch = _pitch(line)
-            pointer = tl.multiple_of(tl.load(line).to(tl.pointer_type(tl.int64)), 16)
-            lane = tl.arange(0, 2)[None, :]
-            # Places are computed again after the meeting, from a zero that the compiler cannot
-            # know: kept, they would take registers from the wave.
-            zero = tl.load(state + VERDICT, volatile=True).to(tl.int32)
-            row, column, live = _place((tile + zero) * UNITS, width, magic, total, UNITS)
-            column += left
-            live = live & (column < tl.where(busy, words, 0))
-            s, d, moving = _pair(src, dst, step, row, live)
-            there = _at(s, pitch, column)
-            x = tl.load(pointer + (there[:, None] * 2 + lane), mask=moving[:, None])
-            tl.debug_barrier()
-            target += programs
-            tl.atomic_add(meeting, 1, sem="release")
-            while tl.atomic_add(meeting, 0, sem="acquire") < target:
-                pass
-            tl.debug_barrier()
-            zero = tl.load(state + VERDICT, volatile=True).to(tl.int32)
-            row, column, live = _place((tile + zero) * UNITS, width, magic, total, UNITS)
-            column += left
-            live = live & (column < tl.where(busy, words, 0))
-            s, d, moving = _pair(src, dst, step, row, live)
-            here = _at(d, pitch, column)
-            tl.store(pointer + (here[:, None] * 2 + lane), x, mask=moving[:, None])
-            wave += together
+            _copy_narrow(table, first, last, src, dst, step, limit, start, words, magic, pitch,
+                         total, state, tl.int8, NARROW, PDL)  # fmt: skip

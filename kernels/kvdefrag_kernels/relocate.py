@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ._load import (
     ceil_div,
     interpreted,
-    meets,
     need_device,
     need_indices,
     overlaps_launches,
     programs,
 )
-from .buffer_table import BufferTable, Group, Shape, served, signed_magic
+from .buffer_table import BufferTable, Shape, served, signed_magic
+from .overlap import hold, split_groups, stage, waves_of
 
 # Chosen on an H200 by bench/tune.py. One warp a program: eight 16-byte vectors a thread, or four
 # where the program must be ready for narrow rows too, which take registers.
 UNITS, MIXED_UNITS, NARROW, WARPS = 256, 128, 256, 1
 CHECK_BLOCK, CHECK_WARPS, CHECK_PROGRAMS = 256, 8, 264
-STAGE_UNITS, STAGE_NARROW, STAGE_WARPS = 1024, 2048, 8
-# Half of each multiprocessor's 256 KiB of registers holds rows of an overlapping move.
-HOLD_UNITS, HOLD_WARPS, HOLD_REGISTERS = 8192, 16, 128
 VERDICT, HISTORY, VOIDED = 3, 4, 5
 
 
@@ -44,16 +41,6 @@ _ALWAYS = int(Reason.SLOT_ZERO | Reason.OUT_OF_RANGE | Reason.DUPLICATE_DST)
 _OVERLAP, _DUPLICATE_SRC = int(Reason.OVERLAP), int(Reason.DUPLICATE_SRC)
 
 
-class Wave(NamedTuple):
-    """A column slice of some neighbouring buffers, small enough to be staged for all rows."""
-
-    first: int
-    buffers: int
-    column: int
-    width: int
-    unit: int
-
-
 def relocate_rows(
     table: BufferTable,
     src: torch.Tensor,
@@ -66,9 +53,10 @@ def relocate_rows(
 
     `src` and `dst` are int32 or int64 [n] on the table's device. Entries with `dst == src` cost
     nothing and are never checked. With `disjoint` no destination may be a source: one pass at the
-    memory's speed. Without it any permutation is allowed and rows pass through the table's staging
-    memory, in column slices of at most half of it; ValueError if not even one byte of every row
-    fits there.
+    memory's speed. Without it any permutation is allowed: rows wait, in column slices, in the
+    registers of one cooperative launch (16-byte units, up to 8,192 rows a multiprocessor), or else
+    in the table's staging memory, of which half holds one slice; ValueError if not even one byte of
+    every row fits there.
 
     Duplicate destinations, slot 0 and slots outside the pool void the whole launch: on the CPU by
     ValueError, on a GPU without synchronising: `verdict(table)` and `table.state` tell. With
@@ -145,7 +133,7 @@ def launch(
     fatal = _ALWAYS | (_OVERLAP if disjoint else 0) | (_DUPLICATE_SRC if distinct_src else 0)
     pdl = overlaps_launches(table.device)
     if not disjoint:
-        held, staged = _split_groups(table, count)
+        held, staged = split_groups(table, count)
         waves = waves_of(table, count, staged)
     plan = source, target, step, count
     block = 1024 if interpreted() else CHECK_BLOCK
@@ -157,33 +145,8 @@ def launch(
     if disjoint:
         _copy(table, plan, pdl)
     else:
-        _hold(table, plan, held)
-        _stage(table, plan, waves)
-
-
-def waves_of(table: BufferTable, count: int, groups: Sequence[Group]) -> tuple[Wave, ...]:
-    """Cut the buffers of `groups` into slices whose rows fit half of the staging memory.
-
-    ValueError where not even one byte of every row fits: the caller must split the plan.
-    """
-    room = table.scratch_bytes // 32 * 16 // count
-    if groups and room < 1:
-        raise ValueError(
-            f"{count} overlapping moves need {2 * count + 32} bytes of staging memory, "
-            f"the table has {table.scratch_bytes}"
-        )
-    waves: list[Wave] = []
-    for first, buffers, (unit, words, _) in groups:
-        cut = next(u for u in (unit, 4, 1) if u <= unit and u <= room)
-        total = words * (unit // cut)
-        slices = ceil_div(total, room // cut)
-        width = ceil_div(total, slices)
-        together = max(1, room // cut // width)
-        for b in range(0, buffers, together):
-            many = min(together, buffers - b)
-            for c in range(0, total, width):
-                waves.append(Wave(first + b, many, c, min(width, total - c), cut))
-    return tuple(waves)
+        hold(table, plan, held)
+        stage(table, plan, waves)
 
 
 def prewarm(table: BufferTable) -> None:
@@ -193,7 +156,7 @@ def prewarm(table: BufferTable) -> None:
         stay = torch.zeros(1, dtype=dtype, device=table.device)
         launch(table, stay, stay, disjoint=True)
         launch(table, stay, stay, disjoint=False)
-    _stage(table, (stay.view(torch.int32),) * 2 + (2, 1), waves_of(table, 1, table.groups[:1]))
+    stage(table, (stay.view(torch.int32),) * 2 + (2, 1), waves_of(table, 1, table.groups[:1]))
 
 
 def verdict(table: BufferTable) -> Reason:
@@ -206,22 +169,9 @@ def compiled_variants() -> int:
     if interpreted():
         return 0
     kernels = programs("_relocate")
-    found = (kernels.check_moves, kernels.copy_rows, kernels.stage_rows, kernels.hold_rows)
+    others = programs("_overlap")
+    found = (kernels.check_moves, kernels.copy_rows, others.stage_rows, others.hold_rows)
     return sum(len(caches[0]) for k in found for caches in k.device_caches.values())
-
-
-def _split_groups(table: BufferTable, count: int) -> tuple[list[Group], list[Group]]:
-    # What registers can hold, and what must pass through the staging memory: rows that are not
-    # cut into 16-byte units, more rows than one wave has units, devices without grid barriers.
-    most = _resident(table.device) * HOLD_UNITS
-    held = [g for g in table.groups if g.shape.unit == 16 and count <= most]
-    return held, [g for g in table.groups if g not in held]
-
-
-def _resident(device: torch.device) -> int:
-    if not meets(device):
-        return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _copy(table: BufferTable, plan: Any, pdl: bool) -> None:
@@ -232,56 +182,12 @@ def _copy(table: BufferTable, plan: Any, pdl: bool) -> None:
     tiles = max(_copy_tiles(g.shape, plan[3], units, narrow) for g in table.groups)
     shape = table.groups[0].shape if len(table.groups) == 1 else Shape(0, 1, 0)
     programs("_relocate").copy_rows[(tiles, table.chunk_count)](
-        table.lines, table.chunks, *plan, table.state, table.lines.shape[0], served(shape.unit),
+        table.lines, table.chunks, *plan, table.slots, table.state,
+        table.lines.shape[0], served(shape.unit),
         shape.words, signed_magic(shape.words), shape.pitch, shape.unit,  # inputs
         UNITS=units, NARROW=narrow, MIXED=mixed, PDL=pdl, num_warps=WARPS,  # constants
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
-
-
-def _hold(table: BufferTable, plan: Any, groups: Sequence[Group]) -> None:
-    count, all_programs, arrived = plan[3], _resident(table.device), 0
-    for first, buffers, (_, words, _) in groups:
-        most = all_programs * HOLD_UNITS // count
-        width = ceil_div(words, ceil_div(words, most))
-        whole_lines = ceil_div(width, 8) * 8
-        width = min(whole_lines if whole_lines <= most else width, words)
-        slices, tiles = ceil_div(words, width), ceil_div(count * width, HOLD_UNITS)
-        together = all_programs // tiles
-        programs("_relocate").hold_rows[(all_programs,)](
-            table.lines, *plan, table.state,
-            first, buffers, words, width, signed_magic(width), slices, tiles, together, arrived,
-            # inputs
-            UNITS=HOLD_UNITS, num_warps=HOLD_WARPS, maxnreg=HOLD_REGISTERS,
-            launch_cooperative_grid=True,  # constants
-        )  # fmt: skip
-        arrived += all_programs * ceil_div(buffers * slices, together)
-
-
-def _stage(table: BufferTable, plan: Any, waves: Sequence[Wave]) -> None:
-    half, nothing = table.scratch_bytes // 32 * 16, Wave(0, 0, 0, 1, 16)
-    units, narrow = (4096, 4096) if interpreted() else (STAGE_UNITS, STAGE_NARROW)
-    if not waves:
-        return
-    for k, (load, save) in enumerate(zip((*waves, nothing), (nothing, *waves), strict=True)):
-        tiles = max(
-            _tiles(Shape(w.unit, w.width, 0), plan[3], units, narrow)
-            for w in (load, save)
-            if w.buffers
-        )
-        programs("_relocate").stage_rows[(tiles, max(load.buffers, save.buffers), 2)](
-            table.lines, *plan, table.state, table.staging,
-            *_numbers(load), k % 2 * half, *_numbers(save), (k + 1) % 2 * half,  # inputs
-            UNITS=units, NARROW=narrow, num_warps=STAGE_WARPS,  # constants
-        )  # fmt: skip
-
-
-def _numbers(wave: Wave) -> tuple[int, ...]:
-    return (*wave[:4], signed_magic(wave.width), wave.unit)
-
-
-def _tiles(shape: Shape, count: int, units: int, narrow: int) -> int:
-    return ceil_div(shape.words * count, units if shape.unit == 16 else narrow)
 
 
 def _copy_tiles(shape: Shape, count: int, units: int, narrow: int) -> int:

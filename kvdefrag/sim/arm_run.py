@@ -107,7 +107,9 @@ class ArmRun:
         if speculates:
             rng = np.random.default_rng(options.seed)
             lengths = AcceptedLengths(options.engine.spec_window, load_eagle_mtbench(), rng)
-            accepted, turn = lengths, lambda: int(lengths.assign(1)[0])
+            # A generator of their own: arms that differ in timing still draw the same turns.
+            turns = np.random.default_rng([options.seed, 1])
+            accepted, turn = lengths, lambda: int(turns.integers(lengths.turns))
         trace = options.trace.open()
         workload = Workload(
             block=options.trace.block, prefix_jitter=options.prefix_jitter, seed=options.seed

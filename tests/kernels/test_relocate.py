@@ -12,6 +12,7 @@ from kvdefrag_kernels import (
     BufferTable,
     Reason,
     compiled_variants,
+    overlap,
     prewarm,
     relocate,
     relocate_rows,
@@ -29,7 +30,7 @@ def through(request, device, monkeypatch):
     if request.param == "held" and device.type == "cpu":
         pytest.skip("registers hold rows on a GPU only")
     if request.param == "staged":
-        monkeypatch.setattr(relocate, "meets", lambda _: False)
+        monkeypatch.setattr(overlap, "meets", lambda _: False)
 
 
 def slots(values: Any, device: torch.device, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -199,9 +200,9 @@ def test_case_12_each_buffer_has_its_own_width_and_stride(device, make_pool):
 def test_case_13_two_hundred_different_calls_use_at_most_four_variants(gpu, make_pool):
     pool = make_pool([1152, 132, 3], 5000, gpu)
     table = BufferTable(pool.buffers)
-    kernels = relocate.programs("_relocate")
-    for name in ("check_moves", "copy_rows", "hold_rows", "stage_rows"):
-        getattr(kernels, name).device_caches.clear()  # other pools of this process have theirs
+    plain, other = (relocate.programs(f"_{m}") for m in ("relocate", "overlap"))
+    for kernel in (plain.check_moves, plain.copy_rows, other.hold_rows, other.stage_rows):
+        kernel.device_caches.clear()  # other pools of this process have variants of their own
     prewarm(table)
     built = compiled_variants()
     assert 0 < built <= 4
@@ -231,6 +232,8 @@ def test_case_14_prewarm_changes_no_live_byte(device, make_pool):
         ([1, 2], [10, 4], Reason.OUT_OF_RANGE),
         ([-1, 2], [3, 4], Reason.OUT_OF_RANGE),
         ([1, (1 << 32) + 2], [3, 4], Reason.OUT_OF_RANGE),
+        ([1 << 30, 2], [3, 4], Reason.OUT_OF_RANGE),
+        ([1, 2], [3, 1 << 30], Reason.OUT_OF_RANGE),
         ([1, 2], [2, 3], Reason.OVERLAP),
         ([1, 1], [2, 3], Reason.DUPLICATE_SRC),
     ],

@@ -143,7 +143,7 @@ def generate(rid: str, tokens: Sequence[int], count: int, *, session: str | None
     from sglang.srt.managers.io_struct import SessionParams, TokenizedGenerateReqInput
     from sglang.srt.sampling.sampling_params import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_new_tokens=count, ignore_eos=True)
+    sampling = SamplingParams(temperature=0, max_new_tokens=count)
     sampling.normalize(None)
     fields = {
         "rid": rid,

@@ -32,7 +32,9 @@ _BASE: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "float32",
     "bos_token_id": 1,
-    "eos_token_id": 2,
+    # Outside the vocabulary: nothing ends early, and nobody has to be told to ignore it, which
+    # would take SGLang's admission another way.
+    "eos_token_id": VOCABULARY,
     "attention_bias": False,
 }
 LLAMA = _BASE | {

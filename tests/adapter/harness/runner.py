@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
@@ -42,7 +44,7 @@ class Run:
         dawdle: float = 0.0,
     ) -> None:
         draft = {"speculative_draft_model_path": str(models / case.draft)} if case.draft else {}
-        with recording(buffers) as movers:
+        with recording(buffers) as movers, patch.dict(os.environ, case.variables):
             self.engine = Engine(model_path=str(models / case.model), **case.options, **draft)
         self.mover = movers[0] if movers else None
         self.scheduler = self.engine.scheduler
@@ -136,10 +138,8 @@ class Run:
     def _watch(self, models: Path) -> Watch:
         from kvdefrag.sglang.pools import _draft_pools
 
-        books = [Codebook(models / self._case.model)]
-        if self._case.draft == "draft":
-            books.append(Codebook(models / "draft"))
-        return Watch(self.scheduler, books, list(_draft_pools(self.scheduler)))
+        book = Codebook(models / self._case.model)
+        return Watch(self.scheduler, book, list(_draft_pools(self.scheduler)))
 
     def _step_watched(self) -> None:
         attachment, watch = self.attachment, self.watch

@@ -24,3 +24,34 @@ def serve(task: dict[str, Any], models: Path) -> dict[str, Any]:
         return run.serve()
     finally:
         run.engine.close()
+
+
+def plant(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve a case with a fault planted; `watched` says whether our own checks look on."""
+    from harness.plants import PLANTS
+
+    planted, buffers = PLANTS[task["plant"]]
+    run = Run(
+        BY_NAME[task["case"]],
+        models,
+        chaos=task["chaos"],
+        watched=task["watched"],
+        buffers=buffers,
+    )
+    try:
+        with planted(run):
+            return run.serve()
+    finally:
+        run.engine.close()
+
+
+def inject(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve a case in which one point of our step raises."""
+    from harness.injections import POINTS
+
+    run = Run(BY_NAME[task["case"]], models, chaos=task["chaos"])
+    try:
+        with POINTS[task["point"]].planted(run):
+            return run.serve()
+    finally:
+        run.engine.close()

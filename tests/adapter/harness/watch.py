@@ -69,21 +69,22 @@ class Watch:
 
     Args:
         scheduler: SGLang's.
-        books: Codebooks of the target's pool and of a draft's that has one.
+        book: Codebook of the target's checkpoint.
         drafts: Pools of the draft workers.
 
     Attributes:
         rows: Rows compared so far.
     """
 
-    def __init__(self, scheduler: Any, books: list[Codebook], drafts: list[Any]) -> None:
-        self._scheduler, self._books = scheduler, books
+    def __init__(self, scheduler: Any, book: Codebook, drafts: list[Any]) -> None:
+        self._scheduler, self._book = scheduler, book
         self._names: Compat = compat()
         self._pools = [scheduler.token_to_kv_pool_allocator.get_kvcache(), *drafts]
         self._buffers = [b for pool in self._pools for b in _buffers(pool)]
         self._before: dict[str, Live] = {}
         self._known: dict[tuple[str, int], Live] = {}
         self._available = 0
+        self._followed = False
         self.rows = 0
 
     def at_top(self) -> None:
@@ -98,6 +99,7 @@ class Watch:
     def before(self) -> None:
         """Look at everything before our step."""
         self._before = {live.request.rid: live for live in self._live()}
+        self._followed = self._copies_follow()
         self._available = self._scheduler.token_to_kv_pool_allocator.available_size()
 
     def after(self) -> None:
@@ -113,8 +115,20 @@ class Watch:
         available = self._scheduler.token_to_kv_pool_allocator.available_size()
         if available != self._available:
             raise WatchError(f"a step changed the free slots: {self._available} to {available}")
+        if self._followed and not self._copies_follow():
+            raise WatchError("the prefix indices of the chunked request no longer name its slots")
         self._permutation()
         self._known = {(rid, live.row): live for rid, live in now.items()}
+
+    def _copies_follow(self) -> bool:
+        # 0.5.17: the next chunk may write these into the row again.
+        chunked = self._scheduler.chunked_req
+        copied = getattr(chunked, "prefix_indices", None)
+        lengths = None if chunked is None else self._names.lengths(chunked)
+        if lengths is None or not isinstance(copied, Tensor) or not len(copied):
+            return False
+        table = self._scheduler.req_to_token_pool.req_to_token
+        return torch.equal(table[lengths.row, : len(copied)].long(), copied.long())
 
     def _live(self) -> Iterator[Live]:
         table = self._scheduler.req_to_token_pool.req_to_token
@@ -149,8 +163,7 @@ class Watch:
         tokens = [*live.request.origin_input_ids, *live.request.output_ids]
         length = min(live.committed, len(tokens))
         named = torch.tensor(tokens[:length], dtype=torch.int64)
-        for pool, book in zip(self._pools, self._books, strict=False):
-            book.check(pool, live.slots[:length], named)
+        self._book.check(self._pools[0], live.slots[:length], named)
 
     def _permutation(self) -> None:
         s = self._scheduler
@@ -171,7 +184,8 @@ class Watch:
         if rows != s.req_to_token_pool.size - len(s.req_to_token_pool.free_slots):
             return  # a session keeps rows whose lengths only it knows
         named = [torch.cat([*private, torch.zeros(0, dtype=torch.int64)])]
-        named += [torch.cat(shared).unique(), allocator.get_all_free_pages()]
+        named += [torch.cat(shared).unique()]
+        named += [torch.cat([allocator.free_pages, allocator.release_pages])]
         every = torch.cat(named).sort().values
         if not torch.equal(every, torch.arange(1, allocator.size + 1)):
             raise WatchError(_what_is_wrong(*named, allocator.size))

@@ -74,15 +74,22 @@ def reconstruct_indices_from_tree_mask(
 
 
 def verify_tree_greedy_cpu(
-    predicted, accepted, accepted_count, candidates, index, child, sibling, wanted
+    predicts,
+    accept_index,
+    accept_token_num,
+    candidates,
+    retrive_index,
+    retrive_next_token,
+    retrive_next_sibling,
+    target_predict,
 ):
     """Walk from each root along the nodes that hold the token the target wants."""
-    wanted = wanted.reshape(-1).tolist()
+    wanted = target_predict.reshape(-1).tolist()
     for b in range(candidates.shape[0]):
-        tokens, place = candidates[b].tolist(), index[b].tolist()
-        down, beside = child[b].tolist(), sibling[b].tolist()
+        tokens, place = candidates[b].tolist(), retrive_index[b].tolist()
+        down, beside = retrive_next_token[b].tolist(), retrive_next_sibling[b].tolist()
         path = [0]
-        while len(path) < accepted.shape[1]:
+        while len(path) < accept_index.shape[1]:
             node = down[path[-1]]
             while node >= 0 and tokens[node] != wanted[place[path[-1]]]:
                 node = beside[node]
@@ -90,6 +97,6 @@ def verify_tree_greedy_cpu(
                 break
             path.append(node)
         for depth, node in enumerate(path):
-            accepted[b, depth] = place[node]
-            predicted[place[node]] = wanted[place[node]]
-        accepted_count[b] = len(path) - 1
+            accept_index[b, depth] = place[node]
+            predicts[place[node]] = wanted[place[node]]
+        accept_token_num[b] = len(path) - 1
