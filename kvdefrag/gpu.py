@@ -39,8 +39,11 @@ class DeviceMover:
         """Device memory held beside the buffers."""
         return self._table.overhead_bytes if self._table else 0
 
-    def copy(self, plan: MovePlan) -> None:
+    def copy(self, plan: MovePlan) -> Tensor | None:
         """Copy `src` rows to `dst` rows; pairs that are equal cost nothing.
+
+        Returns:
+            On a GPU a bool scalar: whether the plan was voided and nothing was copied.
 
         Raises:
             PlanError: The plan breaks a rule (CPU), or more rows overlap than staging can take.
@@ -54,6 +57,7 @@ class DeviceMover:
                 )
         except ValueError as error:
             raise PlanError(str(error)) from error
+        return None if self._table is None else kernels.voided(self._table)
 
     def prewarm(self) -> None:
         """Build every kernel variant that a later copy needs; changes no byte."""

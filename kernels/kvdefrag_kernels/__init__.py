@@ -15,6 +15,7 @@ from .relocate import (
     relocate_rows,
     relocate_rows_torch,
     verdict,
+    voided,
 )
 from .remap import remap, remap_torch, remap_values, remap_values_torch
 from .tenure import (
@@ -55,4 +56,5 @@ __all__ = [
     "substitute",
     "tenure_space",
     "verdict",
+    "voided",
 ]

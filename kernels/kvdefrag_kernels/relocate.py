@@ -164,6 +164,11 @@ def verdict(table: BufferTable) -> Reason:
     return Reason(int(table.state[VERDICT]))
 
 
+def voided(table: BufferTable) -> torch.Tensor:
+    """Return whether the last launch was voided, a bool scalar on the device; does not wait."""
+    return table.state[VERDICT] != 0
+
+
 def compiled_variants() -> int:
     """Count the compiled variants of the kernels behind `relocate_rows`, over all devices."""
     if interpreted():

@@ -14,12 +14,18 @@ from kvdefrag.core.plan_tenure import TenurePlan
 from kvdefrag.core.view import EngineView
 
 
-def commit_groups(view: EngineView, plan: TenurePlan, mover: Mover, free_list: TwoEnded) -> None:
+def commit_groups(
+    view: EngineView, plan: TenurePlan, mover: Mover, free_list: TwoEnded
+) -> TenurePlan:
     """Carry out a tenure plan: private tokens, named by their table row alone.
 
-    The table is rewritten in place; no entry outside the groups changes.
+    The table is rewritten in place; no entry outside the groups changes, and none at all if the
+    mover refuses the plan.
+
+    Returns:
+        The plan as it was carried out.
     """
-    mover.copy(plan.moves)
+    plan = plan.voided_if(mover.copy(plan.moves))
     table = view.table.view(-1)
     try:
         table[plan.index] = plan.after.to(table.dtype)
@@ -28,13 +34,18 @@ def commit_groups(view: EngineView, plan: TenurePlan, mover: Mover, free_list: T
         # The source rows still hold their bytes: naming them again undoes the move.
         table[plan.index] = plan.before.to(table.dtype)
         raise
+    return plan
 
 
 def commit_slots(
     plan: MovePlan, mover: Mover, holders: Sequence[Holder], free_list: TwoEnded, size: int
-) -> None:
-    """Carry out a plan whose slots several holders may name."""
-    mover.copy(plan)
+) -> MovePlan:
+    """Carry out a plan whose slots several holders may name; nothing if the mover refuses it.
+
+    Returns:
+        The plan as it was carried out.
+    """
+    plan = plan.voided_if(mover.copy(plan))
     lut = torch.arange(size + 1, device=plan.src.device)
     inverse = lut.clone()
     lut[plan.src] = plan.dst
@@ -45,3 +56,4 @@ def commit_slots(
     except BaseException:
         remap_all(holders, inverse, lut)
         raise
+    return plan

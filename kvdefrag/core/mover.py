@@ -18,10 +18,14 @@ class Mover(Protocol):
         """Bytes of one slot over all buffers."""
         ...
 
-    def copy(self, plan: MovePlan) -> None:
+    def copy(self, plan: MovePlan) -> Tensor | None:
         """Copy `src` rows to `dst` rows; destinations are free, so no live byte changes.
 
         An exception leaves every live row as it was: the caller drops the plan.
+
+        Returns:
+            None, or a bool scalar on the device: whether the mover refused the plan and copied
+            nothing, which the host must not wait for.
         """
         ...
 
@@ -40,9 +44,10 @@ class TorchMover:
     def row_bytes(self) -> int:
         return sum(b[0].numel() * b.element_size() for b in self._buffers)
 
-    def copy(self, plan: MovePlan) -> None:
+    def copy(self, plan: MovePlan) -> Tensor | None:
         for buffer in self._buffers:
             buffer[plan.dst] = buffer[plan.src]
+        return None
 
 
 class CountingMover:
@@ -59,5 +64,5 @@ class CountingMover:
     def row_bytes(self) -> int:
         return self._row_bytes
 
-    def copy(self, plan: MovePlan) -> None:
-        pass
+    def copy(self, plan: MovePlan) -> Tensor | None:
+        return None

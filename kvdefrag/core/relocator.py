@@ -61,7 +61,7 @@ class Relocator:
             return None
         plan = plan.voided_if(self._refused(plan.moves))
         if not self.config.relocation.dry_run:
-            commit_groups(view, plan, self._mover, pages)
+            plan = commit_groups(view, plan, self._mover, pages)
             self._allocator.commit_moves(plan.moves.src, plan.moves.dst)
             self._confirm(view, plan)
         return plan.moves
@@ -115,7 +115,7 @@ class Relocator:
             book = self._allocator.reservations
             holders: list[Holder] = [live_rows(view, book.held if book else None)]
             holders += [ValueTensors(values), ValueTensors(view.copies())]
-            commit_slots(plan, self._mover, holders, pages, self._allocator.size)
+            plan = commit_slots(plan, self._mover, holders, pages, self._allocator.size)
             self._allocator.commit_moves(plan.src, plan.dst)
             self._tracker.moved(view.rows)
         return plan

@@ -42,13 +42,14 @@ class SlotMap:
     def row_bytes(self) -> int:
         return self._row_bytes
 
-    def copy(self, plan: MovePlan) -> None:
+    def copy(self, plan: MovePlan) -> Tensor | None:
         real = (plan.src != plan.dst).numpy()
         src, dst = plan.src.numpy()[real], plan.dst.numpy()[real]
         theirs = self._theirs[src]
         self._ours[theirs] = dst
         self._theirs[src] = 0
         self._theirs[dst] = theirs
+        return None
 
     def give(self, recorded: IntArray, slots: Tensor) -> None:
         """Let `slots` stand for `recorded`, pairwise, int64 [n] each.
