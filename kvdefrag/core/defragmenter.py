@@ -22,6 +22,9 @@ from kvdefrag.core.view import EngineView
 from kvdefrag.errors import Busy, ConfigError, IntegrityError
 
 
+_GATE = Decision(Mechanism.NONE, 0, "gate closed")
+
+
 @dataclass(frozen=True)
 class _Outcome:
     """What a planner made: pairs, and what is known of how many of them are real."""
@@ -45,6 +48,9 @@ class Defragmenter:
         readback: Brings device results back; shared with the allocator's free list.
         verify: Whether steps verify drafts.
 
+    Attributes:
+        moved_rows: Rows moved so far, as far as the device has said.
+
     Raises:
         ConfigError: The settings and the allocator disagree on the page.
     """
@@ -64,6 +70,8 @@ class Defragmenter:
         self._profile, self._verify = profile, verify
         self.tracker = Tracker(table_rows, page=config.page)
         self._lifetimes = Lifetimes(table_rows)
+        self.moved_rows = 0
+        self._quiet: StepReport | None = None
         self.config = config
         self._policy = self._make_policy(config)
         self._relocator = Relocator(config, allocator, mover, readback, self.tracker)
@@ -108,6 +116,10 @@ class Defragmenter:
                 `Busy` with the name of a gate that turns out to be closed.
             gates: Names of reasons why nothing may move now; empty if the way is free.
 
+        Returns:
+            What was done. Steps in a row that do nothing for the same reason share one report,
+            of the first of them.
+
         Raises:
             PlanError: A planned move breaks a rule (CPU); nothing has moved.
             IntegrityError: The device flagged a plan some steps ago, which moved nothing, or a
@@ -118,16 +130,16 @@ class Defragmenter:
             raise IntegrityError("a slot was freed twice, or a slot out of range was freed")
         blocked = self._policy.blocked(step, gates)
         if blocked is not None:
-            return self._report(step, gates, blocked, _Outcome())
+            return self._nothing(step, gates, blocked)
         try:
             view = look()
         except Busy as busy:
-            closed = Decision(Mechanism.NONE, 0, "gate closed", str(busy))
-            return self._report(step, (str(busy),), closed, _Outcome())
+            return self._nothing(step, (str(busy),), _GATE)
         self.tracker.observe(view)
         self._lifetimes.observe(view)
         decision = self._policy.decide(self._situation(view))
         outcome = self._act(view, decision)
+        self._quiet = None
         return self._report(step, gates, decision, outcome, self.tracker.coverage(view))
 
     def clear(self) -> None:
@@ -219,11 +231,19 @@ class Defragmenter:
             learnt.append(moved)
             if spends:
                 policy.spend(moved - plan.capacity)
+                self.moved_rows += moved
             if triggered:
                 policy.moved(step, moved)
 
         self._readback.submit(plan.moved_rows(), deliver)
         return _Outcome(plan.capacity, learnt[0] if learnt else None)
+
+    def _nothing(self, step: int, gates: tuple[str, ...], why: Decision) -> StepReport:
+        # Almost every step ends here, on the decode path: one report serves a streak of them.
+        quiet = self._quiet
+        if quiet is None or quiet.reason != why.reason or quiet.gates != gates:
+            quiet = self._quiet = self._report(step, gates, why, _Outcome())
+        return quiet
 
     def _report(
         self,

@@ -90,5 +90,5 @@ def _holes(
 
 def _mask(slots: Tensor, length: int) -> Tensor:
     mask = torch.zeros(length, dtype=torch.bool, device=slots.device)
-    mask[slots] = True
+    mask.index_fill_(0, slots, True)
     return mask

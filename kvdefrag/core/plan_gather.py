@@ -60,7 +60,7 @@ def plan_lower(movable: Tensor, free: Tensor, *, rows: int) -> MovePlan:
 def any_missing(wanted: Tensor, slots: Tensor, size: int) -> Tensor:
     """Return a bool scalar on the device: whether any of `wanted` is not among `slots`."""
     among = torch.zeros(size + 1, dtype=torch.bool, device=slots.device)
-    among[slots] = True
+    among.index_fill_(0, slots, True)
     return ~among[wanted].all()
 
 

@@ -137,7 +137,7 @@ class Relocator:
             return None
         size, device = self._allocator.size, plan.src.device
         is_free = torch.zeros(size + 1, dtype=torch.bool, device=device)
-        is_free[self._allocator.free_list.slots()] = True
+        is_free.index_fill_(0, self._allocator.free_list.slots(), True)
         if device.type == "cpu":
             check_plan(plan, is_free, size)
             return None

@@ -13,7 +13,7 @@ class StepReport:
     """One step, as observers are told of it. Building it never waits for the device.
 
     Attributes:
-        step: The defragmenter's own loop counter.
+        step: The defragmenter's own loop counter; the first step of a streak that does nothing.
         mechanism: What was planned; `none` if nothing was.
         reason: Why it was planned, or why not: one of a few fixed words, fit for a label.
         planned_rows: Rows the plan may move, masked ones included.

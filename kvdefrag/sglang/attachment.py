@@ -76,7 +76,7 @@ class Attachment:
         )
         self.allocator.take_over(core)
         self.error: str | None = None
-        self.steps = self.moved_rows = 0
+        self.steps = 0
         self.last: StepReport | None = None
 
     def describe(self) -> str:
@@ -101,7 +101,6 @@ class Attachment:
         try:
             self.last = self.defragmenter.step(self.steps, self._look)
             self.steps += 1
-            self.moved_rows += self.last.moved_rows or 0
         except Exception as error:
             self.error = f"{type(error).__name__}: {error}"
             logger.exception("kvdefrag: relocation is off after a fault; serving goes on")
@@ -116,7 +115,7 @@ class Attachment:
             "error": self.error,
             "mode": self.config.relocation.mode,
             "steps": self.steps,
-            "moved_rows": self.moved_rows,
+            "moved_rows": self.defragmenter.moved_rows,
             "reason": last.reason if last else None,
             "coverage": last.coverage if last else None,
             "reserved_slots": core.reserved_size() if core else 0,

@@ -75,6 +75,7 @@ def trapped() -> Iterator[None]:
         patch.setattr(Readback, "advance", deliver)
         for name in HOST_READS:
             patch.setattr(torch.Tensor, name, _refuse(name))
+        patch.setattr(torch.Tensor, "__setitem__", _set_item)
         with Trap():
             yield
 
@@ -94,6 +95,18 @@ def allowed(patch: pytest.MonkeyPatch) -> Iterator[None]:
 ORIGINAL = {name: getattr(torch.Tensor, name) for name in HOST_READS}
 
 
+_stock_set_item = torch.Tensor.__setitem__
+
+
+def _set_item(tensor: Tensor, at: object, value: object) -> None:
+    # A Python number scattered by a tensor of places becomes a host tensor, which is copied over
+    # and waited for; `index_fill_` passes it with the launch.
+    places = at if isinstance(at, tuple) else (at,)
+    if isinstance(value, int | float) and any(isinstance(i, Tensor) for i in places):
+        raise HostWait("a number scattered by a tensor")
+    _stock_set_item(tensor, at, value)
+
+
 def _refuse(name: str) -> Callable[..., None]:
     def method(*_: object, **__: object) -> None:
         raise HostWait(name)
@@ -108,6 +121,7 @@ def _refuse(name: str) -> Callable[..., None]:
     "wait",
     [
         lambda t: t.sum().item(),
+        lambda t: t.__setitem__(torch.tensor([1, 2]), 5),
         lambda t: int(t[0]),
         lambda t: bool((t > 0).any()),
         lambda t: t.tolist(),
@@ -138,7 +152,7 @@ def test_the_trap_lets_through_what_only_queues_work() -> None:
     numbers = torch.tensor([3, 1, 2])
     with trapped():
         torch.where(numbers > 1, numbers, 0)
-        numbers[numbers.argsort()] = 1
+        numbers.index_fill_(0, numbers.argsort(), 1)
         numbers.repeat_interleave(torch.ones_like(numbers), output_size=3)
         numbers.scatter_add(0, numbers, numbers).cumsum(0).sort()
 

@@ -7,12 +7,11 @@ from typing import Any
 
 from harness.cases import BY_NAME
 from harness.runner import Run
+from harness.settings import settings
 
 
 def serve(task: dict[str, Any], models: Path) -> dict[str, Any]:
     """Serve a case; `chaos` holds a seed, `settings` is laid over the plugin's."""
-    from harness.settings import settings
-
     with settings(task.get("settings", {})):
         run = Run(
             BY_NAME[task["case"]],
@@ -49,9 +48,31 @@ def inject(task: dict[str, Any], models: Path) -> dict[str, Any]:
     """Serve a case in which one point of our step raises."""
     from harness.injections import POINTS
 
-    run = Run(BY_NAME[task["case"]], models, chaos=task["chaos"])
+    with settings({"placement": {"reservation": False}}):
+        run = Run(BY_NAME[task["case"]], models, chaos=task["chaos"])
     try:
         with POINTS[task["point"]].planted(run):
             return run.serve()
     finally:
         run.engine.close()
+
+
+def engine(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve with `sglang.Engine`: the scheduler in a process of its own, hooks by entry point."""
+    import sglang
+
+    from harness.engine import OPTIONS
+
+    case = BY_NAME["llama-overlap"]
+    made = sglang.Engine(model_path=str(models / case.model), **OPTIONS | case.options)
+    asks = case.workload.asks
+    answers = made.generate(
+        input_ids=[list(a.tokens) for a in asks],
+        sampling_params=[{"temperature": 0, "max_new_tokens": a.count} for a in asks],
+    )
+    states = made.get_server_info()["internal_states"]
+    made.shutdown()
+    return {
+        "outputs": {a.rid: r["output_ids"] for a, r in zip(asks, answers, strict=True)},
+        "states": [state.get("kvdefrag") for state in states],
+    }

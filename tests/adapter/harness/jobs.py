@@ -1,0 +1,132 @@
+"""Which child does what: name of the child, whether the plugin is on, and its tasks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.cases import BY_NAME, CASES, Case
+from harness.injections import POINTS
+from harness.plants import PLANTS
+
+LONG = os.environ.get("KVDEFRAG_ADAPTER_LONG") == "1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one child process does.
+
+    Attributes:
+        tasks: By key; see `harness.tasks`.
+        plugin: Whether the plugin is enabled.
+        variables: Added to its environment.
+    """
+
+    tasks: dict[str, dict[str, Any]]
+    plugin: bool = True
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+def cases() -> list[Case]:
+    """Return the cases of this run."""
+    return [case for case in CASES if LONG or not case.long]
+
+
+def _serve(names: list[str], **more: Any) -> dict[str, dict[str, Any]]:
+    return {name: {"kind": "serve", "case": name} | more for name in names}
+
+
+def _chaos(names: list[str], first: int, page: int) -> dict[str, dict[str, Any]]:
+    # Each case has its own seed; every second one keeps the rest of a page in reserve.
+    found = {}
+    for seed, name in enumerate(names, first):
+        settings = {"page": page, "placement": {"reservation": seed % 2 == 0}}
+        found[name] = {"kind": "serve", "case": name, "chaos": seed, "settings": settings}
+    return found
+
+
+# The policy as it is, and pages of 64: fewer cases, every feature once.
+SOME = [
+    "llama-overlap",
+    "llama-chunked-overlap-small-abort",
+    "llama-retract-overlap",
+    "llama-flush",
+    "llama-sessions",
+    "mla-no-tree",
+    "mla-overlap-chunked-small-abort",
+    "eagle-topk-4-overlap-chunked",
+    "standalone-topk-2",
+]
+# Plant, case, whether our own checks look on, and what is said then; None: the output changes.
+OVERSIGHTS: list[tuple[str, str, bool, str | None]] = [
+    ("a buffer is left out", "llama-chunked", True, "our step changed buffer 3"),
+    ("a buffer is left out", "eagle-topk-4-overlap-chunked", True, "our step changed buffer 5"),
+    ("a buffer is left out", "llama-chunked", False, None),
+    ("two rows are exchanged", "llama-chunked", True, "our step changed buffer 0"),
+    ("two rows are exchanged", "llama-chunked", False, None),
+    ("the rows are left out", "llama-chunked", True, "slots nobody holds"),
+    ("the rows are left out", "llama-chunked", False, "KV page use-after-free"),
+    ("the tree is left out", "llama-chunked", True, "held twice"),
+    ("the tree is left out", "eagle-topk-4-overlap-chunked", False, "KV page use-after-free"),
+    ("the table is replaced", "llama-chunked", True, "slots nobody holds"),
+    ("the substitution is left out", "llama-chunked", True, "slots nobody holds"),
+    ("the substitution is left out", "llama-chunked", False, "KV page use-after-free"),
+    ("a row is spoilt", "llama-chunked", True, "does not hold its token"),
+    ("a slot is lost", "llama-chunked", False, "Full Pool Mem Leak"),
+    ("a slot is free twice", "llama-chunked", False, "KV double free"),
+    ("a tree node is spoilt", "llama-chunked", True, "slot"),
+]
+ONLY_OLD = [("the prefix indices are left out", "llama-chunked", True, "prefix indices")]
+ONLY_NEW = [("a tree lock is spoilt", "llama-python-core", True, "lock_ref")]
+
+
+def oversights(version: str) -> list[tuple[str, str, bool, str | None]]:
+    """Return the plants that this version is tried with."""
+    return OVERSIGHTS + (ONLY_OLD if version == "0.5.17" else ONLY_NEW)
+
+
+def key_of(plant: str, case: str, watched: bool) -> str:
+    """Return the key of a planted fault's task."""
+    return f"{plant}, {case}, {'watched' if watched else 'not watched'}"
+
+
+def case_of(point: str) -> str:
+    """Return the case in which a point raises: tenure needs long outputs, copies need chunks."""
+    tenure = point in ("substitute pages", "confirm", "planner of tenure")
+    return "llama-retract" if tenure else "llama-chunked"
+
+
+def jobs(version: str) -> dict[str, Job]:
+    """Return every child, those that take longest first."""
+    assert all(name in BY_NAME for name in SOME)
+    names = [case.name for case in cases()]
+    replicas = _chaos(["llama-retract-overlap", "eagle-topk-4"], 40, 16)
+    slow = {key: task | {"dawdle": 0.02} for key, task in replicas.items()}
+    planted = {
+        key_of(plant, case, watched): {
+            "kind": "plant",
+            "plant": plant,
+            "case": case,
+            "watched": watched,
+            "chaos": 5,
+        }
+        for plant, case, watched, _ in oversights(version)
+    }
+    injected = {
+        point: {"kind": "inject", "point": point, "case": case_of(point), "chaos": 6}
+        for point in POINTS
+    }
+    found = {
+        "chaos": Job(_chaos(names, 0, 16)),
+        "stock": Job(_serve(names), plugin=False),
+        "chaos in pages of 64": Job(_chaos(names if LONG else SOME, 101, 64)),
+        "on": Job(_serve(names if LONG else SOME)),
+        "planted": Job(planted),
+        "injected": Job(injected),
+        "first replica": Job(replicas, variables={"PYTHONHASHSEED": "1"}),
+        "second replica": Job(slow, variables={"PYTHONHASHSEED": "2"}),
+        "engine": Job({"engine": {"kind": "engine"}}),
+    }
+    assert set(planted) and {p for p, *_ in OVERSIGHTS + ONLY_OLD + ONLY_NEW} == set(PLANTS)
+    return found
