@@ -9,18 +9,23 @@ TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 EXTRAS ?= dev,report,gpu
 PYTEST_ARGS ?=
+SGLANG_VERSIONS ?= 0.5.17 0.5.23
+ADAPTER_ARGS ?=
 BENCH_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALLED := $(VENV)/.installed
 
+# What an environment was made of is worth keeping for the next run.
+.SECONDARY: $(SGLANG_VERSIONS:%=.venv-sglang-%/.installed)
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format config bench clean
+.PHONY: help setup demo test adapter check format config bench clean
 
 help:
 	@echo 'make demo     set up, replay the embedded trace through every arm, write out/demo.html'
-	@echo 'make test     set up, run all tests'
+	@echo 'make test     set up, run all tests, those of the adapter too'
+	@echo 'make adapter  set up an environment for each SGLang version, test the plugin there'
 	@echo 'make check    set up, then format, lint, types and tests'
 	@echo 'make bench    set up, run the benchmarks'
 	@echo 'make format   rewrite the sources in the project format'
@@ -40,14 +45,29 @@ demo: setup
 	mkdir -p out
 	$(BIN)/kvdefrag simulate --html out/demo.html --json out/demo.json
 
+# Each version of SGLang needs an environment of its own, with the exact versions of what it
+# imports. Nothing there is resolved: SGLang's own requirements name CUDA builds.
+.venv-sglang-%/.installed: tests/adapter/requirements-%.txt pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --no-deps $(PIP_ARGS) '$(TORCH)'
+	$(@D)/bin/python -m pip --disable-pip-version-check install --no-deps --requirement $<
+	$(@D)/bin/python -m pip --disable-pip-version-check install --no-deps --editable .
+	touch $@
+
+adapter-%: .venv-sglang-%/.installed
+	.venv-sglang-$*/bin/python -m pytest tests/adapter $(ADAPTER_ARGS)
+
+adapter: $(SGLANG_VERSIONS:%=adapter-%)
+
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) adapter
 
 check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(MAKE) test
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -60,4 +80,4 @@ bench: setup
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean:
-	rm -rf $(VENV) out build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-sglang-* out build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -32,10 +33,14 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
     Attributes:
         core: Places the slots; None while stock.
         mark: Who is about to allocate, or None.
+        on_clear: Called once every slot is free again: nobody runs any more.
+        on_fault: Called with an exception of ours, once this is stock again.
     """
 
     core: SlotAllocator | None = None
     mark: Mark | None = None
+    on_clear: Callable[[], None] | None = None
+    on_fault: Callable[[Exception], None] | None = None
 
     def take_over(self, core: SlotAllocator) -> None:
         """Hand out slots by `core` from now on; every slot must be free."""
@@ -49,7 +54,14 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
         """Be stock again, with the slots that are free now; reserved ones are freed."""
         if self.core is not None:
             core, self.core = self.core, None
+            core.free_group_end()  # what is held back would be lost
             self.free_pages = core.surrender()
+
+    def give_up(self, fault: Exception) -> None:
+        """Be stock again after a fault of ours, and tell whoever wants to know."""
+        self.hand_back()
+        if self.on_fault is not None:
+            self.on_fault(fault)
 
     @property
     def free_pages(self) -> Tensor:
@@ -85,11 +97,12 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
         self.mark = None
         if mark is None:
             return core.alloc(need_size)
-        demand = mark.demand()
-        if demand.total != need_size:
-            return core.alloc(need_size)
-        mark.make_room(core.slots_needed(demand))
-        return core.alloc_for(demand)
+        try:
+            return _placed(core, mark, need_size)
+        except Exception as fault:
+            self.give_up(fault)
+            stock = super().alloc(need_size)
+            return stock
 
     def free(self, free_index: Tensor) -> None:
         if self.core is None:
@@ -122,8 +135,21 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
         super().clear()
         if self.core is not None:
             self.core.clear()
+        if self.on_clear is not None:
+            self.on_clear()
 
     def resize(self, config: Any) -> None:
         super().resize(config)
         if self.core is not None:
             self.core.resize(self.size)
+
+
+def _placed(core: SlotAllocator, mark: Mark, count: int) -> Tensor | None:
+    demand = mark.demand()
+    if demand.total != count:
+        # Somebody else's demand, whose rows are not known: the caller may write over what a row
+        # has in reserve.
+        core.make_room(core.size)
+        return core.alloc(count)
+    mark.make_room(core.slots_needed(demand))
+    return core.alloc_for(demand)

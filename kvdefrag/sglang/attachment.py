@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from kvdefrag.core.readback import Readback
 from kvdefrag.core.report import StepReport
 from kvdefrag.core.view import EngineView
 from kvdefrag.errors import Busy
-from kvdefrag.sglang.compat import Compat, requests_of
+from kvdefrag.sglang.compat import Compat, owners_of
 from kvdefrag.sglang.pools import all_buffers
 from kvdefrag.sglang.support import check_server
 from kvdefrag.sglang.trees import tree_of
@@ -75,6 +75,8 @@ class Attachment:
             verify=not scheduler.spec_algorithm.is_none(),
         )
         self.allocator.take_over(core)
+        self.allocator.on_clear = self.defragmenter.clear
+        self.allocator.on_fault = self._fault
         self.error: str | None = None
         self.steps = 0
         self.last: StepReport | None = None
@@ -102,8 +104,7 @@ class Attachment:
             self.last = self.defragmenter.step(self.steps, self._look)
             self.steps += 1
         except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
-            logger.exception("kvdefrag: relocation is off after a fault; serving goes on")
+            self._fault(error)
 
     def state(self) -> dict[str, Any]:
         """Return what `/server_info` shows, in plain values."""
@@ -122,14 +123,17 @@ class Attachment:
             "available": self.allocator.available_size(),
         }
 
+    def _fault(self, error: Exception) -> None:
+        self.error = f"{type(error).__name__}: {error}"
+        logger.error("kvdefrag: relocation is off after a fault; serving goes on", exc_info=error)
+
     def _look(self) -> EngineView:
         pool = self._scheduler.req_to_token_pool
-        requests = list(requests_of(self._scheduler))
-        owned = [(r, k) for r in requests if (k := self._compat.lengths(r)) is not None]
-        if len({k.row for _, k in owned}) != self._table.shape[0] - 1 - len(pool.free_slots):
+        owners = owners_of(self._scheduler, self._compat)
+        if len(owners) != self._table.shape[0] - 1 - len(pool.free_slots):
             raise Busy("a row of unknown owner")
         self._wait_for_forward()
-        lengths = np.array([k for _, k in owned], dtype=np.int64).reshape(-1, 4)
+        lengths = np.array([k for k, _ in owners], dtype=np.int64).reshape(-1, 4)
         lengths = lengths[np.argsort(lengths[:, 0], kind="stable")]
         rows = lengths[:, 0]
         return EngineView(
@@ -140,12 +144,12 @@ class Attachment:
             protected=lengths[:, 1],
             committed=np.minimum(lengths[:, 2], lengths[:, 3]),
             allocated=lengths[:, 3],
-            shared_values=lambda: self._tree_values(r for r, _ in owned),
+            shared_values=lambda: self._tree_values(node for _, node in owners),
             copies=self._copies,
         )
 
-    def _tree_values(self, requests: Any) -> Sequence[Tensor]:
-        return self.tree.values([self._compat.end_node(r) for r in requests])
+    def _tree_values(self, ends: Iterable[Any]) -> Sequence[Tensor]:
+        return self.tree.values(ends)
 
     def _copies(self) -> Sequence[Tensor]:
         chunked = self._scheduler.chunked_req

@@ -29,6 +29,8 @@ class Compat(NamedTuple):
         lengths: Returns a request's row and lengths, or None if it holds no KV.
         end_node: Returns the deepest tree node that a request has locked, or None.
         copies: Returns tensors of a chunked request that repeat slots its row names.
+        sessions: Yields row and lengths that a streaming session holds, and the deepest tree node
+            it has locked; also while a request runs on them.
     """
 
     version: str
@@ -36,6 +38,7 @@ class Compat(NamedTuple):
     lengths: Callable[[Any], KvLengths | None]
     end_node: Callable[[Any], Any]
     copies: Callable[[Any], Sequence[Tensor]]
+    sessions: Callable[[Any], Iterator[tuple[KvLengths, Any]]]
 
 
 def compat() -> Compat:
@@ -59,6 +62,18 @@ def requests_of(scheduler: Any) -> Iterator[Any]:
         if request is not None and id(request) not in seen:
             seen.add(id(request))
             yield request
+
+
+def owners_of(scheduler: Any, names: Compat) -> list[tuple[KvLengths, Any]]:
+    """Return row, lengths and deepest locked node of everybody who holds a row, each row once."""
+    found: dict[int, tuple[KvLengths, Any]] = {}
+    for request in requests_of(scheduler):
+        lengths = names.lengths(request)
+        if lengths is not None:
+            found[lengths.row] = lengths, names.end_node(request)
+    for lengths, node in names.sessions(scheduler.tree_cache):
+        found.setdefault(lengths.row, (lengths, node))
+    return list(found.values())
 
 
 def require(owner: object, *names: str) -> None:
@@ -101,7 +116,8 @@ def _new_lengths(request: Any) -> KvLengths | None:
 
 
 def _old_end_node(request: Any) -> Any:
-    return request.last_node
+    # A turn of a session has a stand-in, which is in no tree.
+    return request.last_node if hasattr(request.last_node, "value") else None
 
 
 def _new_end_node(request: Any) -> Any:
@@ -118,5 +134,21 @@ def _new_copies(_: Any) -> Sequence[Tensor]:
     return ()
 
 
-_OLD = Compat("0.5.17", _old_row, _old_lengths, _old_end_node, _old_copies)
-_NEW = Compat("0.5.23", _new_row, _new_lengths, _new_end_node, _new_copies)
+def _old_sessions(cache: Any) -> Iterator[tuple[KvLengths, Any]]:
+    for slot in getattr(cache, "slots", {}).values():
+        if slot.is_holding_kv and slot.req_pool_idx is not None:
+            lengths = slot.cache_protected_len, slot.kv_committed_len, slot.kv.kv_allocated_len
+            yield KvLengths(slot.req_pool_idx, *lengths), slot.last_node
+
+
+def _new_sessions(cache: Any) -> Iterator[tuple[KvLengths, Any]]:
+    records = cache.session_records()
+    for name, kv in records.items():
+        if kv.holds_kv and kv.req_pool_idx is not None:
+            lock = cache.session.slots[name].lock
+            lengths = kv.cache_protected_len, kv.kv_committed_len, kv.kv_allocated_len
+            yield KvLengths(kv.req_pool_idx, *lengths), None if lock is None else lock.node
+
+
+_OLD = Compat("0.5.17", _old_row, _old_lengths, _old_end_node, _old_copies, _old_sessions)
+_NEW = Compat("0.5.23", _new_row, _new_lengths, _new_end_node, _new_copies, _new_sessions)

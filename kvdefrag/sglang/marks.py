@@ -97,7 +97,10 @@ class Marks:
         allocator = _taken_over(tree_cache)
         lengths = self._compat.lengths(req) if allocator is not None else None
         if allocator is not None and allocator.core is not None and lengths is not None:
-            allocator.core.release(lengths.row, lengths.allocated)
+            try:
+                allocator.core.release(lengths.row, lengths.allocated)
+            except Exception as fault:
+                allocator.give_up(fault)
         return original(req, tree_cache, *args, **kwargs)
 
     def around_capacity(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:

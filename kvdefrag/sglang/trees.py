@@ -73,6 +73,8 @@ class CoreTree:
 def tree_of(cache: Any) -> Tree:
     """Return the values of a prefix cache, or `NoTree` for one we cannot rewrite."""
     name = type(cache).__name__
+    if name == "StreamingSession":
+        return tree_of(cache.inner)
     if name == "RadixCache" and not cache.disable:
         return LinkedTree(cache)
     if name == "UnifiedRadixCache" and _aliases(cache):

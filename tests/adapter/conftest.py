@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,6 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "stubs")]
 
 LIMIT = 600  # seconds for one child
-
-
-def _version() -> str:
-    try:
-        return version("sglang")
-    except PackageNotFoundError:
-        return ""
-
-
-VERSION = _version()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -72,7 +61,7 @@ class Children:
 
         self._models, self._folder = models, folder
         self._pool = ThreadPoolExecutor(2)
-        wanted = {name: job for name, job in jobs(VERSION).items() if name in names}
+        wanted = {name: job for name, job in jobs().items() if name in names}
         self._futures: dict[str, Future[dict[str, Any]]] = {
             name: self._pool.submit(self._run, name, job) for name, job in wanted.items()
         }
@@ -125,9 +114,3 @@ def children(
     made = Children(names, models, tmp_path_factory.mktemp("children"))
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def sglang_version() -> str:
-    """The installed version."""
-    return VERSION

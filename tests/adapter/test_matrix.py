@@ -44,6 +44,25 @@ def test_stock_serves_every_request_in_full_and_our_checks_are_silent(
     )
 
 
+@pytest.mark.children("stock")
+@pytest.mark.parametrize("case", [case.name for case in cases() if case.draft])
+def test_drafts_are_accepted_often_enough_to_matter(children: Any, case: str) -> None:
+    stock = children.served("stock", case)
+
+    tokens = sum(len(tokens) for tokens in stock["outputs"].values())
+    assert tokens > 1.25 * stock["verified"] > 0
+
+
+@pytest.mark.children("stock")
+@pytest.mark.parametrize("case", [case.name for case in cases() if case.workload.aborts])
+def test_aborts_come_amid_the_requests(children: Any, case: str) -> None:
+    stock = children.served("stock", case)
+
+    wanted = {a.rid: a.count for a in BY_NAME[case].workload.asks}
+    cut = [r for r in BY_NAME[case].workload.aborted if len(stock["outputs"][r]) < wanted[r]]
+    assert len(cut) > 1
+
+
 @pytest.mark.children("stock", "on")
 @pytest.mark.parametrize("case", SUBSET)
 def test_outputs_are_the_same_with_the_plugin_on(children: Any, case: str) -> None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness.jobs import key_of, oversights
-
-from conftest import VERSION
-
-pytestmark = pytest.mark.children("stock", "planted")
+from harness.jobs import ONLY_NEW, ONLY_OLD, OVERSIGHTS, key_of, oversights
+from harness.plants import PLANTS
 
 
+@pytest.mark.children("stock", "planted")
 @pytest.mark.parametrize(
     ("plant", "case", "watched", "said"),
-    oversights(VERSION),
-    ids=[key_of(plant, case, watched) for plant, case, watched, _ in oversights(VERSION)],
+    oversights(),
+    ids=[key_of(plant, case, watched) for plant, case, watched, _ in oversights()],
 )
 def test_a_planted_fault_is_noticed(
     children: Any, plant: str, case: str, watched: bool, said: str | None
@@ -28,3 +26,7 @@ def test_a_planted_fault_is_noticed(
         stock = children.served("stock", case)
         assert "error" not in found
         assert found["outputs"] != stock["outputs"]
+
+
+def test_every_plant_is_tried() -> None:
+    assert {plant for plant, *_ in OVERSIGHTS + ONLY_OLD + ONLY_NEW} == set(PLANTS)

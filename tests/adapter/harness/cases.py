@@ -58,7 +58,7 @@ LONG_PROMPTS = shared_prefixes(requests=9, count=20, seed=2, prefix=70, own=(10,
 ABORTED = shared_prefixes(requests=14, count=28, seed=3, abort=0.5)
 TWICE = shared_prefixes(requests=8, count=20, seed=4, flush=True)
 FEW = shared_prefixes(requests=8, count=36, seed=5, spread=16)
-FEW_ABORTED = shared_prefixes(requests=8, count=36, seed=5, spread=16, abort=0.9)
+FEW_ABORTED = shared_prefixes(requests=9, count=60, seed=5, spread=16, abort=0.8)
 CROWDED = shared_prefixes(requests=10, count=100, seed=6, prefix=6, own=(3, 8), groups=2)
 
 TALK = sessions(turns=3, count=14, seed=8)
@@ -84,12 +84,13 @@ CASES = (
     Case("mla-no-tree-overlap", PLAIN, "mla", options=NO_TREE | OVERLAP, long=True),
     Case("mla-retract-overlap", CROWDED, "mla", options=TIGHT | OVERLAP),
     Case("mla-flush", TWICE, "mla", options=OVERLAP, long=True),
-    Case("eagle-topk-4", FEW, draft="eagle", options=EAGLE),
-    Case("eagle-topk-4-overlap-chunked", FEW, draft="eagle", options=EAGLE | OVERLAP | CHUNKS),
+    Case("eagle-topk-4", FEW, "smooth", "eagle", options=EAGLE),
+    Case("eagle-topk-4-overlap-chunked", FEW, "smooth", "eagle", options=EAGLE | OVERLAP | CHUNKS),
     Case(
         "eagle-topk-4-no-tree-abort",
         FEW_ABORTED,
-        draft="eagle",
+        "smooth",
+        "eagle",
         options=EAGLE | NO_TREE | {"max_total_tokens": 700},
     ),
     Case("standalone-topk-2", FEW, draft="draft", options=STANDALONE),

@@ -98,6 +98,20 @@ def _core(run: Any) -> Any:
     return run.attachment.allocator.core
 
 
+def _marks() -> Any:
+    from kvdefrag.sglang import marks
+
+    return marks
+
+
+# Behind SGLang's own allocation calls and not in our step: the allocator becomes stock again.
+OUTSIDE: dict[str, Point] = {
+    "demand of a prefill": Point(lambda run: _marks().ExtendMark, "demand", 3),
+    "demand of a decode": Point(lambda run: _marks().DecodeMark, "demand", 7),
+    "room": Point(lambda run: _marks().DecodeMark, "make_room", 7),
+    "placing": Point(_core, "alloc_for", 11),
+    "release": Point(_core, "release", 2),
+}
 POINTS: dict[str, Point] = {
     "readback": Point(lambda run: _defragmenter(run)._readback, "advance", 9),
     "policy blocked": Point(lambda run: run.policy, "blocked", 9),
@@ -125,4 +139,4 @@ POINTS: dict[str, Point] = {
     "confirm": Point(lambda run: _defragmenter(run).tracker, "confirm", 0),
     "moved": Point(lambda run: _defragmenter(run).tracker, "moved", 0),
     "report": Point(_defragmenter, "_report", 9),
-}
+} | OUTSIDE

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from harness.cases import BY_NAME, CASES, Case
+from harness.cases import CASES, Case
 from harness.injections import POINTS
-from harness.plants import PLANTS
 
 LONG = os.environ.get("KVDEFRAG_ADAPTER_LONG") == "1"
+
+
+def _installed() -> str:
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return ""
+
+
+VERSION = _installed()
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,11 @@ SOME = [
     "eagle-topk-4-overlap-chunked",
     "standalone-topk-2",
 ]
+LOCKSTEPS = [
+    (discipline, overlap, pool)
+    for discipline in ("fifo", "sorted", "two_ended")
+    for overlap, pool in ((False, 420), (True, 700))
+]
 # Plant, case, whether our own checks look on, and what is said then; None: the output changes.
 OVERSIGHTS: list[tuple[str, str, bool, str | None]] = [
     ("a buffer is left out", "llama-chunked", True, "our step changed buffer 3"),
@@ -81,14 +96,19 @@ ONLY_OLD = [("the prefix indices are left out", "llama-chunked", True, "prefix i
 ONLY_NEW = [("a tree lock is spoilt", "llama-python-core", True, "lock_ref")]
 
 
-def oversights(version: str) -> list[tuple[str, str, bool, str | None]]:
+def oversights() -> list[tuple[str, str, bool, str | None]]:
     """Return the plants that this version is tried with."""
-    return OVERSIGHTS + (ONLY_OLD if version == "0.5.17" else ONLY_NEW)
+    return OVERSIGHTS + (ONLY_OLD if VERSION == "0.5.17" else ONLY_NEW)
 
 
 def key_of(plant: str, case: str, watched: bool) -> str:
     """Return the key of a planted fault's task."""
     return f"{plant}, {case}, {'watched' if watched else 'not watched'}"
+
+
+def lockstep_key(discipline: str, overlap: bool, pool: int) -> str:
+    """Return the key of a run beside the simulator."""
+    return f"{discipline}, {'overlap' if overlap else 'no overlap'}, {pool} slots"
 
 
 def case_of(point: str) -> str:
@@ -97,9 +117,8 @@ def case_of(point: str) -> str:
     return "llama-retract" if tenure else "llama-chunked"
 
 
-def jobs(version: str) -> dict[str, Job]:
+def jobs() -> dict[str, Job]:
     """Return every child, those that take longest first."""
-    assert all(name in BY_NAME for name in SOME)
     names = [case.name for case in cases()]
     replicas = _chaos(["llama-retract-overlap", "eagle-topk-4"], 40, 16)
     slow = {key: task | {"dawdle": 0.02} for key, task in replicas.items()}
@@ -111,7 +130,7 @@ def jobs(version: str) -> dict[str, Job]:
             "watched": watched,
             "chaos": 5,
         }
-        for plant, case, watched, _ in oversights(version)
+        for plant, case, watched, _ in oversights()
     }
     injected = {
         point: {"kind": "inject", "point": point, "case": case_of(point), "chaos": 6}
@@ -127,6 +146,17 @@ def jobs(version: str) -> dict[str, Job]:
         "first replica": Job(replicas, variables={"PYTHONHASHSEED": "1"}),
         "second replica": Job(slow, variables={"PYTHONHASHSEED": "2"}),
         "engine": Job({"engine": {"kind": "engine"}}),
+        "lockstep": Job(
+            {
+                lockstep_key(discipline, overlap, pool): {
+                    "kind": "lockstep",
+                    "discipline": discipline,
+                    "reservation": False,
+                    "overlap": overlap,
+                    "pool": pool,
+                }
+                for discipline, overlap, pool in LOCKSTEPS
+            }
+        ),
     }
-    assert set(planted) and {p for p, *_ in OVERSIGHTS + ONLY_OLD + ONLY_NEW} == set(PLANTS)
     return found

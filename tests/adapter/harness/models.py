@@ -86,6 +86,7 @@ def write_models(folder: Path) -> None:
     target = _llama(seed=1)
     _write(folder / "llama", LLAMA, lambda: target)
     _write(folder / "draft", LLAMA, lambda: _noisy(target))
+    _write(folder / "smooth", LLAMA, lambda: _smooth(target))
     _write(folder / "eagle", EAGLE, lambda: _eagle(target))
     _write(folder / "mla", MLA, _mla)
 
@@ -161,13 +162,19 @@ def _noisy(target: Weights) -> Weights:
     }
 
 
+def _smooth(target: Weights) -> Weights:
+    """Return a target whose next token depends on the last one most: a small head can guess it."""
+    layers = ("o_proj.weight", "down_proj.weight")
+    return {name: w * (0.08 if name.endswith(layers) else 1.0) for name, w in target.items()}
+
+
 def _eagle(target: Weights) -> Weights:
-    """Return a draft head that passes the target's hidden state on, slightly changed."""
+    """Return a draft head for `_smooth` that looks at the last token, and a little around it."""
     w = _llama(seed=7, layers=1, prefix="")
     for name in ("lm_head.weight", "norm.weight", "layers.0.input_layernorm.weight"):
         del w[name]
     w["embed_tokens.weight"] = target["model.embed_tokens.weight"].clone()
     for name in ("layers.0.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight"):
         w[name] *= 0.1
-    w["fc.weight"] = torch.cat([0.5 * torch.eye(WIDTH), torch.eye(WIDTH)], dim=1)
+    w["fc.weight"] = torch.cat([torch.eye(WIDTH), 0.1 * torch.eye(WIDTH)], dim=1)
     return w

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvdefrag.core import holders
 from kvdefrag.core.host_two_ended import HostTwoEndedFreeList
+from kvdefrag.sglang.compat import compat, owners_of
 
 Plant = Callable[[Any], AbstractContextManager[Any]]
 Buffers = Callable[[Sequence[Tensor]], Sequence[Tensor]]
@@ -90,8 +91,6 @@ def row_spoilt(run: Any) -> AbstractContextManager[Any]:
         if iteration == 12:
             pool = run.scheduler.token_to_kv_pool_allocator.get_kvcache()
             request = run.scheduler.running_batch.reqs[0]
-            from kvdefrag.sglang.compat import compat
-
             slot = run.scheduler.req_to_token_pool.req_to_token[compat().row(request), 3]
             (pool.v_buffer if hasattr(pool, "v_buffer") else pool.kv_buffer)[0][int(slot)] += 1.0
 
@@ -124,7 +123,8 @@ def tree_spoilt(run: Any) -> AbstractContextManager[Any]:
     """A tree node names one slot twice."""
 
     def spoil() -> None:
-        values = run.attachment._tree_values(run.scheduler.running_batch.reqs)
+        owners = owners_of(run.scheduler, compat())
+        values = run.attachment._tree_values(node for _, node in owners)
         if values:
             values[0][:1] = values[0][1:2]
 
@@ -135,8 +135,8 @@ def tree_lock_spoilt(run: Any) -> AbstractContextManager[Any]:
     """The root of the tree is no longer locked (0.5.23, core in Python)."""
 
     def spoil() -> None:
-        for component in run.scheduler.tree_cache.tree_core.root_node.component_data.values():
-            component.lock_ref = 0
+        full = run.scheduler.tree_cache.tree_core.root_node.component_data[0]
+        full.lock_ref -= 1
 
     return _in_step(run, 12, spoil)
 

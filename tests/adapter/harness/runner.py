@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from torch import Tensor
-
 from harness.cases import Case
 from harness.chaos import ChaosPolicy
 from harness.engine import Engine, generate
 from harness.movers import recording
 from harness.watch import Codebook, Watch
 from harness.workloads import Ask
+from torch import Tensor
 
 
 class Run:
@@ -78,6 +77,7 @@ class Run:
             "retractions": sum(r.retraction_count for r in self._requests.values()),
             "iterations": self.engine.iteration,
             "cached": sum(getattr(r, "cached_tokens", 0) for r in self._requests.values()),
+            "verified": sum(getattr(r, "spec_verify_ct", 0) for r in self._requests.values()),
             "watched_rows": self.watch.rows if self.watch else 0,
             "attached": type(allocator).__name__ if self.attachment is not None else None,
             "state": self.attachment.state() if self.attachment is not None else None,
@@ -153,14 +153,13 @@ class Run:
         attachment.step = watched
 
     def _disturb(self, seed: int) -> None:
-        from kvdefrag.sglang.compat import compat, requests_of
+        from kvdefrag.sglang.compat import compat, owners_of
 
         defragmenter, names = self.attachment.defragmenter, compat()
         generations = self.scheduler.req_to_token_pool.req_generation
 
         def rows() -> list[tuple[int, int]]:
-            found = [names.lengths(r) for r in requests_of(self.scheduler)]
-            numbers = sorted(k.row for k in found if k is not None)
+            numbers = sorted(k.row for k, _ in owners_of(self.scheduler, names))
             return [(row, int(generations[row])) for row in numbers]
 
         old = defragmenter._policy

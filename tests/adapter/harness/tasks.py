@@ -46,9 +46,9 @@ def plant(task: dict[str, Any], models: Path) -> dict[str, Any]:
 
 def inject(task: dict[str, Any], models: Path) -> dict[str, Any]:
     """Serve a case in which one point of our step raises."""
-    from harness.injections import POINTS
+    from harness.injections import OUTSIDE, POINTS
 
-    with settings({"placement": {"reservation": False}}):
+    with settings({"placement": {"reservation": task["point"] in OUTSIDE}}):
         run = Run(BY_NAME[task["case"]], models, chaos=task["chaos"])
     try:
         with POINTS[task["point"]].planted(run):
@@ -60,7 +60,6 @@ def inject(task: dict[str, Any], models: Path) -> dict[str, Any]:
 def engine(task: dict[str, Any], models: Path) -> dict[str, Any]:
     """Serve with `sglang.Engine`: the scheduler in a process of its own, hooks by entry point."""
     import sglang
-
     from harness.engine import OPTIONS
 
     case = BY_NAME["llama-overlap"]
@@ -75,4 +74,26 @@ def engine(task: dict[str, Any], models: Path) -> dict[str, Any]:
     return {
         "outputs": {a.rid: r["output_ids"] for a, r in zip(asks, answers, strict=True)},
         "states": [state.get("kvdefrag") for state in states],
+    }
+
+
+def lockstep(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Run simulator and scheduler side by side; an error tells where they part."""
+    from harness.lockstep import Lockstep
+
+    both = Lockstep(
+        models,
+        discipline=task["discipline"],
+        reservation=task["reservation"],
+        overlap=task["overlap"],
+        pool=task["pool"],
+    )
+    both.run()
+    totals = both.model.totals
+    both.engine.close()
+    return {
+        "compared": both.compared,
+        "finished": totals.arrived,
+        "evicted": totals.evicted_tokens,
+        "hits": totals.hit_tokens,
     }

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kvdefrag.sglang.compat import Compat, compat, requests_of
+from kvdefrag.sglang.compat import Compat, compat, owners_of, requests_of
 
 
 class WatchError(AssertionError):
@@ -27,8 +27,9 @@ class WatchError(AssertionError):
 
 
 class Live(NamedTuple):
-    """One request's rows: slots of its tokens and their bytes in every buffer."""
+    """One row: slots of its tokens, their bytes in every buffer; an idle session has no request."""
 
+    name: str
     request: Any
     row: int
     protected: int
@@ -89,7 +90,7 @@ class Watch:
 
     def at_top(self) -> None:
         """Check before anything of a step has happened."""
-        now = {live.request.rid: live for live in self._live()}
+        now = {live.name: live for live in self._live()}
         for live in now.values():
             self._against_known(live)
             self._tokens(live)
@@ -98,13 +99,13 @@ class Watch:
 
     def before(self) -> None:
         """Look at everything before our step."""
-        self._before = {live.request.rid: live for live in self._live()}
+        self._before = {live.name: live for live in self._live()}
         self._followed = self._copies_follow()
         self._available = self._scheduler.token_to_kv_pool_allocator.available_size()
 
     def after(self) -> None:
         """Check that our step moved rows and nothing else."""
-        now = {live.request.rid: live for live in self._live()}
+        now = {live.name: live for live in self._live()}
         if now.keys() != self._before.keys():
             raise WatchError("a step changed who is running")
         for rid, live in now.items():
@@ -131,18 +132,20 @@ class Watch:
         return torch.equal(table[lengths.row, : len(copied)].long(), copied.long())
 
     def _live(self) -> Iterator[Live]:
-        table = self._scheduler.req_to_token_pool.req_to_token
-        for request in requests_of(self._scheduler):
-            lengths = self._names.lengths(request)
-            if lengths is None:
-                continue
+        s = self._scheduler
+        table = s.req_to_token_pool.req_to_token
+        found = [(r, k) for r in requests_of(s) if (k := self._names.lengths(r)) is not None]
+        running = {lengths.row: request for request, lengths in found}
+        for lengths, _ in owners_of(s, self._names):
+            request = running.get(lengths.row)
+            name = f"row {lengths.row} of a session" if request is None else request.rid
             slots = table[lengths.row, : lengths.allocated].long().clone()
             content = [buffer[slots] for buffer in self._buffers]
             committed = min(lengths.committed, lengths.allocated)
-            yield Live(request, lengths.row, lengths.protected, committed, slots, content)
+            yield Live(name, request, lengths.row, lengths.protected, committed, slots, content)
 
     def _against_known(self, live: Live) -> None:
-        was = self._known.get((live.request.rid, live.row))
+        was = self._known.get((live.name, live.row))
         if was is None or live.committed < was.committed:
             return
         # SGLang itself may exchange slots for the tree's, which hold the same tokens.
@@ -155,11 +158,11 @@ class Watch:
             if not same.all():
                 position = int((~same).nonzero()[0])
                 slot = int(live.slots[position])
-                raise WatchError(
-                    f"{live.request.rid}: slot {slot} at position {position} was overwritten"
-                )
+                raise WatchError(f"{live.name}: slot {slot} at position {position} was overwritten")
 
     def _tokens(self, live: Live) -> None:
+        if live.request is None:
+            return
         tokens = [*live.request.origin_input_ids, *live.request.output_ids]
         length = min(live.committed, len(tokens))
         named = torch.tensor(tokens[:length], dtype=torch.int64)
@@ -173,16 +176,13 @@ class Watch:
         book = core.reservations if core is not None else None
         private, shared = [], [_tree_values(s.tree_cache)]
         rows = 0
-        for request in requests_of(s):
-            lengths = self._names.lengths(request)
-            if lengths is None:
-                continue
+        for lengths, _ in owners_of(s, self._names):
             rows += 1
             end = max(lengths.allocated, int(book.held[lengths.row]) if book else 0)
             private.append(table[lengths.row, lengths.protected : end].long())
             shared.append(table[lengths.row, : lengths.protected].long())
         if rows != s.req_to_token_pool.size - len(s.req_to_token_pool.free_slots):
-            return  # a session keeps rows whose lengths only it knows
+            raise WatchError(f"{rows} rows have a known owner, others are taken too")
         named = [torch.cat([*private, torch.zeros(0, dtype=torch.int64)])]
         named += [torch.cat(shared).unique()]
         named += [torch.cat([allocator.free_pages, allocator.release_pages])]
@@ -208,7 +208,7 @@ def _same(was: Live, live: Live, length: int, what: str) -> None:
         if wrong.any():
             position = int(wrong.nonzero()[0])
             raise WatchError(
-                f"{what} buffer {number} of {live.request.rid} at position {position}: slot "
+                f"{what} buffer {number} of {live.name} at position {position}: slot "
                 f"{int(was.slots[position])} to {int(live.slots[position])}"
             )
 
