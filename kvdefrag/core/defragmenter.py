@@ -21,7 +21,6 @@ from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
 from kvdefrag.errors import Busy, ConfigError, IntegrityError
 
-
 _GATE = Decision(Mechanism.NONE, 0, "gate closed")
 
 

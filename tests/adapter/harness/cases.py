@@ -87,7 +87,7 @@ CASES = (
     Case("eagle-topk-4", FEW, "smooth", "eagle", options=EAGLE),
     Case("eagle-topk-4-overlap-chunked", FEW, "smooth", "eagle", options=EAGLE | OVERLAP | CHUNKS),
     Case(
-        "eagle-topk-4-no-tree-abort",
+        "eagle-topk-4-no-tree-abort-retract",
         FEW_ABORTED,
         "smooth",
         "eagle",
