@@ -143,7 +143,12 @@ def main() -> None:
     if given.list:
         print("\n".join(CASES))
         return
-    results: dict[str, Any] = {"machine": machine(), "command": ["bench/sim.py", *sys.argv[1:]]}
+    # The name of the trace, not where it lies on this machine.
+    words = [Path(w).name if w == str(given.trace) else w for w in sys.argv[1:]]
+    results: dict[str, Any] = {
+        "machine": machine(),
+        "command": ["bench/sim.py", *words],
+    }
     names = given.case or [n for n in CASES if given.trace or not n.endswith("whole-trace")]
     for name in names:
         results[name] = CASES[name](given.trace)

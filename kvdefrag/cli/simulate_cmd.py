@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from kvdefrag.cli.output import write_result
 
 if TYPE_CHECKING:
+    from kvdefrag.sim.arms import Arm
     from kvdefrag.sim.options import RunOptions
     from kvdefrag.sim.results import RunResult
 
@@ -152,7 +153,7 @@ def simulate(
     write_result(result, json=json, html=html, trace_out=trace_out, wide=wide)
 
 
-def _run(arms: list, options: RunOptions, processes: int) -> RunResult:  # type: ignore[type-arg]
+def _run(arms: list[Arm], options: RunOptions, processes: int) -> RunResult:
     from kvdefrag.errors import ConfigError
     from kvdefrag.sim.simulate import request_count, simulate
 

@@ -57,5 +57,6 @@ def make_reservations(
 
 def two_ended_only(free_list: FreeList) -> TwoEnded | None:
     """Return the list if it has two ends, else None."""
-    two = isinstance(free_list, TwoEndedFreeList | HostTwoEndedFreeList)
-    return free_list if two else None  # type: ignore[return-value]
+    if isinstance(free_list, TwoEndedFreeList | HostTwoEndedFreeList):
+        return free_list
+    return None
