@@ -3,8 +3,9 @@
     python bench/sim.py --list
     python bench/sim.py --case slice --case adversary --json bench/results/sim-DATE.json
     python bench/sim.py --trace conversation_trace.jsonl --case whole-trace
+    python bench/sim.py --trace AzureLLMInferenceTrace_conv.csv --case azure-as-vidur
 
-The whole trace is not shipped; `kvdefrag/data/SOURCE.md` says where it is from.
+The whole traces are not shipped; `kvdefrag/data/SOURCE.md` says where they are from.
 """
 
 from __future__ import annotations
@@ -96,6 +97,24 @@ def adversary(_: Path | None) -> dict[str, Any]:
         return run_arms(FEW, files=files, trace=path, block=BLOCK, slots=131_072)
 
 
+def azure_as_vidur(trace: Path | None) -> dict[str, Any]:
+    """Run an Azure CSV, and the same rows in Vidur's format: the figures must be the same."""
+    source = TraceOptions(path=_needed(trace), format="azure").open()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vidur.csv"
+        with path.open("w", encoding="utf-8") as file:
+            file.write("arrived_at,num_prefill_tokens,num_decode_tokens\n")
+            for r in source:
+                file.write(f"{r.arrival_s:.7f},{r.input_tokens},{r.output_tokens}\n")
+        arms = []
+        for form, where in (("azure", trace), ("vidur", path)):
+            options = RunOptions(TraceOptions(path=where, format=form), EngineOptions(131_072))
+            arm = choose(["placement+reservation"], [], page=64)[0]
+            arms.append({"name": form, "metrics": ArmRun(arm, options).run().metrics})
+    numbers = [{k: v for k, v in arm["metrics"].items() if k != "wall_s"} for arm in arms]
+    return {"arms": arms, "equal": numbers[0] == numbers[1]}
+
+
 def planning(_: Path | None) -> dict[str, Any]:
     """Time one re-ordering, one evacuation plan and one lowering plan by pool size, half free."""
     rows = []
@@ -127,9 +146,12 @@ CASES: dict[str, Case] = {
     "slice-4194304-slots": lambda _: run_arms(FEW, slots=4_194_304),
     "adversary": adversary,
     "planning": planning,
+    "azure-as-vidur": azure_as_vidur,
     "one-arm-whole-trace": one_arm,
     "whole-trace": whole_trace,
 }
+
+NEED_A_TRACE = ("azure-as-vidur", "one-arm-whole-trace", "whole-trace")
 
 
 def main() -> None:
@@ -137,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else None)
     parser.add_argument("--list", action="store_true", help="name the cases and leave")
     parser.add_argument("--case", action="append", choices=CASES, help="repeatable; all by default")
-    parser.add_argument("--trace", type=Path, help="the whole Mooncake conversation trace")
+    parser.add_argument("--trace", type=Path, help="the trace of a case that needs one")
     parser.add_argument("--json", type=Path, help="write all figures here")
     given = parser.parse_args()
     if given.list:
@@ -149,7 +171,7 @@ def main() -> None:
         "machine": machine(),
         "command": ["bench/sim.py", *words],
     }
-    names = given.case or [n for n in CASES if given.trace or not n.endswith("whole-trace")]
+    names = given.case or [n for n in CASES if n not in NEED_A_TRACE]
     for name in names:
         results[name] = CASES[name](given.trace)
         show(name, results[name])
