@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import inspect
+import random
+import socket
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,7 +55,8 @@ class Engine:
         from sglang.srt.server_args import ServerArgs
 
         threads = torch.get_num_threads()
-        self.scheduler = _scheduler(ServerArgs(**OPTIONS | options))
+        own_port = {"nccl_port": _free_port()}
+        self.scheduler = _scheduler(ServerArgs(**OPTIONS | own_port | options))
         torch.set_num_threads(threads)
         self.iteration = 0
         self.sent: list[Any] = []
@@ -118,6 +121,16 @@ class _Receiver:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+def _free_port() -> int:
+    # SGLang draws one with the generator that it seeds alike in every child, so that two children
+    # which start together draw the same.
+    for port in random.SystemRandom().sample(range(22_000, 30_000), 64):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("0.0.0.0", port))
+            return port
+    raise RuntimeError("no free port in 22000..29999")
 
 
 def _scheduler(server_args: Any) -> Any:
