@@ -1,6 +1,6 @@
-"""Prints the layout tables of the README from a result file of `bench/sim.py`.
+"""Prints the layout tables of the README from result files of `bench/sim.py`.
 
-python bench/tables.py bench/results/sim-DATE.json
+python bench/tables.py bench/results/sim-DATE.json bench/results/sim-adversary-DATE.json
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ WORDS = {
 
 
 def main() -> None:
-    """Print one row for each case of the file."""
-    result = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    """Print one row for each case of the files."""
+    result: dict[str, Any] = {}
+    for name in sys.argv[1:]:
+        result |= json.loads(Path(name).read_text(encoding="utf-8"))
     print(
         "| | stock | placement + reservation, no copies | with relocation, whoever pays | bound |"
     )
