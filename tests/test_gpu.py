@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,13 +10,17 @@ from kvdefrag.core.holders import Holder
 from kvdefrag.core.layout import layout_stats
 from kvdefrag.core.mover import Mover
 from kvdefrag.core.plan import MovePlan
+from kvdefrag.core.programs import Programs
+from kvdefrag.core.readback import Readback
+from kvdefrag.core.two_ended import TwoEndedFreeList
+from kvdefrag.core.view import EngineView
 from kvdefrag.errors import PlanError
 from kvdefrag.gpu import (
     DeviceMover,
     DevicePageView,
+    DevicePrograms,
     DeviceStats,
     DeviceTableRows,
-    DeviceTenure,
     DeviceValues,
 )
 
@@ -100,12 +105,20 @@ def test_a_tenure_step_moves_rows_names_and_list_together(device: torch.device) 
     slots = [3, 30, 5, 7, 9, 2, 1, 38]
     table = torch.zeros(2, 12, dtype=torch.int32, device=device)
     table[1, :8] = torch.tensor(slots)
-    free = torch.tensor([s for s in range(40, 0, -1) if s not in slots], device=device)
+    free = TwoEndedFreeList(40, page=8, device=device, readback=Readback(1))
+    free.take_front(40)
+    free.put(torch.tensor([s for s in range(40, 0, -1) if s not in slots], device=device))
     content = pool[slots].clone()
-    tenure = DeviceTenure(DeviceMover([pool]), size=40, groups=2, page=8, device=device)
-    rows = torch.tensor([1, -1], device=device)
-    moved = tenure.step(table, rows, torch.zeros(2, dtype=torch.int64, device=device), free)
-    assert moved.tolist() == [1, 0]
+    zero, eight = np.zeros(1, dtype=np.int64), np.full(1, 8, dtype=np.int64)
+    view = EngineView(1, table, zero + 1, zero, zero, eight, eight)
+    programs: Programs = DevicePrograms(DeviceMover([pool]), page=8)
+    tenured = programs.tenure(
+        view, zero, free, max_groups=2, dry_run=False, refused=lambda plan: None
+    )
+    assert tenured is not None
+    assert tenured.reached.tolist() == [8]
+    assert int(tenured.moves.moved_rows()) == 8
     assert table[1, :8].tolist() == [*range(16, 24)]
     assert torch.equal(pool[16:24], content)
-    assert sorted(free.tolist()) == [s for s in range(1, 41) if not 16 <= s < 24]
+    free.reorder()
+    assert sorted(free.slots().tolist()) == [s for s in range(1, 41) if not 16 <= s < 24]

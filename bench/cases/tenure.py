@@ -67,10 +67,10 @@ class Inputs:
         self.table[1:65, :4096] = live[: 64 * 4096].view(64, 4096).int()
         self.first_table = self.table.cuda()
         self.table = self.first_table.clone()
-        self.rows = torch.arange(1, GROUPS + 1, device="cuda")
-        first = (self.rows * 7) % PAGE
+        rows = torch.arange(1, GROUPS + 1)
+        first, end = (rows * 7) % PAGE, torch.full((GROUPS,), 4096)
         # Each step moves the next 64 tokens of every row, as long as the rows last.
-        self.starts = [first + PAGE * k for k in range(60)]
+        self.walks = [torch.stack([rows, first + PAGE * k, end]).cuda() for k in range(60)]
         self.steps = 0
         self.space = tenure_space(SIZE, GROUPS, device="cuda")
         self.layers = layers
@@ -87,14 +87,13 @@ class Inputs:
         buffers = table_of(self.layers, ROW_BYTES, self.rows_held)
 
         def plan() -> None:
-            plan_tenure(self.table, self.rows, self.next(), self.free, self.space)
+            plan_tenure(self.table, self.next(), self.free, self.space)
 
         def copy() -> None:
             relocate_rows(buffers, self.src, self.dst, disjoint=True, distinct_src=True)
 
         def commit() -> None:
-            starts = self.starts[(self.steps - 1) % len(self.starts)]
-            commit_tenure(self.table, self.rows, starts, self.free, self.space, buffers.state)
+            commit_tenure(self.table, self.free, self.space, buffers.state)
 
         def step() -> None:
             plan()
@@ -105,16 +104,16 @@ class Inputs:
 
     def next(self) -> torch.Tensor:
         """Give the next groups; begin again from the first scene once all have moved."""
-        if self.steps % len(self.starts) == 0:
+        if self.steps % len(self.walks) == 0:
             self.table.copy_(self.first_table)
             self.free.copy_(self.first_free)
         self.steps += 1
-        return self.starts[(self.steps - 1) % len(self.starts)]
+        return self.walks[(self.steps - 1) % len(self.walks)]
 
     def check(self) -> None:
         """Raise unless every group moved and no slot was lost."""
-        if int(self.space.moved.sum()) != GROUPS:
-            raise AssertionError(f"{int(self.space.moved.sum())} of {GROUPS} groups moved")
+        if int(self.space.moved) != GROUPS * PAGE:
+            raise AssertionError(f"{int(self.space.moved)} of {GROUPS * PAGE} tokens moved")
         named = torch.cat([self.table[self.table > 0].long(), self.free]).sort().values
         first = torch.cat([self.first_table[self.first_table > 0].long(), self.first_free])
         if not torch.equal(named, first.sort().values):

@@ -77,10 +77,19 @@ def remap_all(holders: Sequence[Holder], lut: Tensor, inverse: Tensor) -> None:
         raise
 
 
+def live_lengths(view: EngineView, held: IntArray | None = None) -> IntArray:
+    """Return int64 [n]: how far each live row holds slots.
+
+    Args:
+        view: The running requests.
+        held: int64 [rows of the table], reserved slots included; by default what is allocated.
+    """
+    return view.allocated if held is None else held[view.rows].clip(view.allocated)
+
+
 def live_rows(view: EngineView, held: IntArray | None = None) -> TableRows:
     """Return the holder of all live rows, as far as they hold slots."""
-    lengths = view.allocated if held is None else held[view.rows].clip(view.allocated)
-    return TableRows(view.table, view.rows, lengths)
+    return TableRows(view.table, view.rows, live_lengths(view, held))
 
 
 def range_index(table: Tensor, rows: IntArray, starts: IntArray, ends: IntArray) -> Tensor:

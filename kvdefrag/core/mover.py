@@ -39,15 +39,21 @@ class TorchMover:
 
     def __init__(self, buffers: Sequence[Tensor]) -> None:
         self._buffers = list(buffers)
+        self._row_bytes = row_bytes(buffers)
 
     @property
     def row_bytes(self) -> int:
-        return sum(b[0].numel() * b.element_size() for b in self._buffers)
+        return self._row_bytes
 
     def copy(self, plan: MovePlan) -> Tensor | None:
         for buffer in self._buffers:
             buffer[plan.dst] = buffer[plan.src]
         return None
+
+
+def row_bytes(buffers: Sequence[Tensor]) -> int:
+    """Return the bytes of one slot over all buffers, whose first dimension is the slot."""
+    return sum(b[:1].numel() * b.element_size() for b in buffers)
 
 
 class CountingMover:

@@ -20,11 +20,13 @@ class MovePlan:
     Attributes:
         src, dst: int64 [n].
         disjoint: No slot is both source and destination.
+        counted: Number of real moves, an int64 scalar on the device, where the planner has it.
     """
 
     src: Tensor
     dst: Tensor
     disjoint: bool = True
+    counted: Tensor | None = None
 
     @property
     def capacity(self) -> int:
@@ -33,7 +35,7 @@ class MovePlan:
 
     def moved_rows(self) -> Tensor:
         """Return the number of real moves, an int64 scalar on the plan's device."""
-        return (self.src != self.dst).sum()
+        return (self.src != self.dst).sum() if self.counted is None else self.counted
 
     def voided_if(self, refused: Tensor | None) -> MovePlan:
         """Return a plan of as many pairs that moves nothing where `refused`, a bool scalar, is set.

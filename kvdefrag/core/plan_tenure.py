@@ -81,12 +81,11 @@ def plan_tenure(
     Returns:
         The plan, its shape a power of two, or None if no row has a whole group waiting.
     """
-    of = np.flatnonzero(view.committed - starts >= page)[:max_groups]
-    if of.size == 0:
+    of = waiting(view, starts, page=page, max_groups=max_groups)
+    if of is None:
         return None
-    lanes = 1 << (int(of.size) - 1).bit_length()
-    host = np.zeros((3, lanes), dtype=np.int64)
-    host[:, : of.size] = view.rows[of] * view.table.shape[1], starts[of], view.committed[of]
+    host = walks(view, starts, of)
+    host[0] *= view.table.shape[1]
     row, base, limit = to_device(host, view.device)
     walk = _Walk(view.table.view(-1), row, limit, page)
     start = walk.behind_begun_page(base)
@@ -97,6 +96,22 @@ def plan_tenure(
     before = view.table.view(-1)[index].long()
     in_page = fits & (skip == 0)
     return _place(free_list, index, before, fits & (skip == page), in_page, start, skip, of)
+
+
+def waiting(view: EngineView, starts: IntArray, *, page: int, max_groups: int) -> IntArray | None:
+    """Return the indices of the rows that a plan looks at, int64 [n]; None for none."""
+    of = np.flatnonzero(view.committed - starts >= page)[:max_groups]
+    return of if of.size else None
+
+
+def walks(view: EngineView, starts: IntArray, of: IntArray) -> IntArray:
+    """Return where each lane begins: int64 [3, lanes], row, position and committed tokens.
+
+    As many lanes as the next power of two; those beyond `of` are all zero and hold no token.
+    """
+    host = np.zeros((3, 1 << (int(of.size) - 1).bit_length()), dtype=np.int64)
+    host[:, : of.size] = view.rows[of], starts[of], view.committed[of]
+    return host
 
 
 class _Walk:

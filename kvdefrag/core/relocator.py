@@ -9,14 +9,14 @@ from torch import Tensor
 
 from kvdefrag.config import Config
 from kvdefrag.core.allocator import SlotAllocator
-from kvdefrag.core.commit import commit_groups, commit_slots
+from kvdefrag.core.commit import commit_slots
 from kvdefrag.core.disciplines import TwoEnded
-from kvdefrag.core.holders import Holder, ValueTensors, live_rows, range_index
+from kvdefrag.core.holders import Holder, range_index
 from kvdefrag.core.mover import Mover
 from kvdefrag.core.plan import MovePlan, check_plan, violation
 from kvdefrag.core.plan_evacuate import plan_evacuation
 from kvdefrag.core.plan_gather import any_missing, plan_gather, plan_lower
-from kvdefrag.core.plan_tenure import TenurePlan, plan_tenure
+from kvdefrag.core.programs import Programs, Tenured
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.tracker import Tracker
 from kvdefrag.core.view import EngineView
@@ -37,6 +37,7 @@ class Relocator:
         mover: Copies the rows.
         readback: Brings device results back.
         tracker: Is told what moved.
+        programs: Tenure and the rewriting of holders.
     """
 
     def __init__(
@@ -46,25 +47,31 @@ class Relocator:
         mover: Mover,
         readback: Readback,
         tracker: Tracker,
+        programs: Programs,
     ) -> None:
         self.config = config
         self._allocator, self._mover = allocator, mover
         self._readback, self._tracker = readback, tracker
+        self._programs = programs
         self._plans = 0
 
     def tenure(self, view: EngineView, pages: TwoEnded, *, rows: int) -> MovePlan | None:
         """Move groups of a page of private tokens into whole pages; None if none waits."""
-        page = self.config.page
-        starts = self._tracker.tenured(view)
-        plan = plan_tenure(view, starts, pages, page=page, max_groups=rows // page)
-        if plan is None:
+        dry_run = self.config.relocation.dry_run
+        tenured = self._programs.tenure(
+            view,
+            self._tracker.tenured(view),
+            pages,
+            max_groups=rows // self.config.page,
+            dry_run=dry_run,
+            refused=self._refused,
+        )
+        if tenured is None:
             return None
-        plan = plan.voided_if(self._refused(plan.moves))
-        if not self.config.relocation.dry_run:
-            plan = commit_groups(view, plan, self._mover, pages)
-            self._allocator.commit_moves(plan.moves.src, plan.moves.dst)
-            self._confirm(view, plan)
-        return plan.moves
+        if not dry_run:
+            self._allocator.commit_moves(tenured.moves.src, tenured.moves.dst)
+            self._confirm(view, tenured)
+        return tenured.moves
 
     def evacuate(self, view: EngineView, pages: TwoEnded, *, rows: int) -> MovePlan:
         """Empty the sparsest pages into the holes of denser ones."""
@@ -113,20 +120,21 @@ class Relocator:
         plan = plan.voided_if(self._refused(plan))
         if not self.config.relocation.dry_run:
             book = self._allocator.reservations
-            holders: list[Holder] = [live_rows(view, book.held if book else None)]
-            holders += [ValueTensors(values), ValueTensors(view.copies())]
+            programs = self._programs
+            holders: list[Holder] = [programs.rows(view, book.held if book else None)]
+            holders += [programs.values(values), programs.values(view.copies())]
             plan = commit_slots(plan, self._mover, holders, pages, self._allocator.size)
             self._allocator.commit_moves(plan.src, plan.dst)
             self._tracker.moved(view.rows)
         return plan
 
-    def _confirm(self, view: EngineView, plan: TenurePlan) -> None:
-        rows, generations = view.rows[plan.of], view.generations[plan.of]
+    def _confirm(self, view: EngineView, tenured: Tenured) -> None:
+        rows, generations = view.rows[tenured.of], view.generations[tenured.of]
 
         def deliver(reached: Tensor) -> None:
             self._tracker.confirm(rows, generations, reached.numpy()[: rows.shape[0]])
 
-        self._readback.submit_tensor(plan.reached, deliver)
+        self._readback.submit_tensor(tenured.reached, deliver)
         self._tracker.moved_private(rows)
 
     def _refused(self, plan: MovePlan) -> Tensor | None:

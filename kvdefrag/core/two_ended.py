@@ -50,6 +50,11 @@ class TwoEndedFreeList:
         self.reorder()
 
     @property
+    def size(self) -> int:
+        """Slots 1..size are the pool's."""
+        return self._size
+
+    @property
     def dirty(self) -> bool:
         """Whether a `reorder()` would help: slots came back, or the front is amid a page."""
         return self._pending_count > 0 or self._substituted or not self._front_aligned
@@ -154,12 +159,20 @@ class TwoEndedFreeList:
         """
         lut = torch.arange(self._pages * self._page, device=self._device)
         lut[taken] = given
-        self._order, self._low = lut[self.slots()], 0
-        self._high = self._order.shape[0]
+        # Each slot taken may have broken another whole page; the next reorder says how many.
+        self.replace(lut[self.slots()], pages=taken.shape[0])
+
+    def replace(self, slots: Tensor, *, pages: int) -> None:
+        """Hold these slots instead, as many as before; the order is renewed before any is taken.
+
+        Args:
+            slots: int64 [available()], kept as it is.
+            pages: How many whole pages of before are broken now, at most.
+        """
+        self._order, self._low, self._high = slots, 0, slots.shape[0]
         self._pending, self._pending_count = [], 0
         self._substituted = True
-        # Each slot taken may have broken another whole page; the next reorder says how many.
-        self._whole_bound = max(0, self._whole_bound - taken.shape[0])
+        self._whole_bound = max(0, self._whole_bound - min(pages, self._high // self._page))
 
     def _ready(self, count: int) -> None:
         if self._substituted or count > self._high - self._low:
