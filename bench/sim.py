@@ -36,6 +36,7 @@ from kvdefrag.sim.arm_run import ArmRun
 from kvdefrag.sim.arms import choose
 from kvdefrag.sim.engine_types import EngineOptions
 from kvdefrag.sim.options import RunOptions, TraceOptions
+from kvdefrag.sim.readers import Selection
 from kvdefrag.sim.simulate import simulate
 
 SLOTS = 524_288
@@ -50,6 +51,8 @@ def run_arms(
     *,
     files: Sequence[Path] = (),
     trace: Path | None = None,
+    form: str = "mooncake",
+    limit: int | None = None,
     block: int = 512,
     slots: int = SLOTS,
     spec_window: int = 0,
@@ -57,7 +60,7 @@ def run_arms(
 ) -> dict[str, Any]:
     """Run arms side by side and return options and metrics."""
     options = RunOptions(
-        TraceOptions(path=trace, block=block),
+        TraceOptions(path=trace, format=form, block=block, selection=Selection(limit=limit)),
         EngineOptions(slots, spec_window=spec_window),
         prefix_jitter=prefix_jitter,
     )
@@ -95,6 +98,14 @@ def adversary(_: Path | None) -> dict[str, Any]:
         Adversary().write(path)
         files = [Path(__file__).with_name("adversary.yaml")]
         return run_arms(FEW, files=files, trace=path, block=BLOCK, slots=131_072)
+
+
+def azure(trace: Path | None) -> dict[str, Any]:
+    """Run short prompts that share nothing, with and without eviction for the sake of pages."""
+    files = [Path(__file__).with_name("no-page-eviction.yaml")]
+    return run_arms(
+        FEW, files=files, trace=_needed(trace), form="azure", limit=2_500, slots=131_072
+    )
 
 
 def azure_as_vidur(trace: Path | None) -> dict[str, Any]:
@@ -146,12 +157,13 @@ CASES: dict[str, Case] = {
     "slice-4194304-slots": lambda _: run_arms(FEW, slots=4_194_304),
     "adversary": adversary,
     "planning": planning,
+    "azure": azure,
     "azure-as-vidur": azure_as_vidur,
     "one-arm-whole-trace": one_arm,
     "whole-trace": whole_trace,
 }
 
-NEED_A_TRACE = ("azure-as-vidur", "one-arm-whole-trace", "whole-trace")
+NEED_A_TRACE = ("azure", "azure-as-vidur", "one-arm-whole-trace", "whole-trace")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ WORDS = {
     "slice-131072-slots": "the same, 131,072 slots",
     "slice-4194304-slots": "the same, 4,194,304 slots",
     "whole-trace": "whole trace, 12,031 requests, 524,288 slots",
+    "azure": "first 2,500 requests of Azure's conversations, 131,072 slots",
     "adversary": "adversary, 131,072 slots",
 }
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvdefrag.core import relocator
+from kvdefrag.core import programs
 from kvdefrag.core.holders import TableRows, ValueTensors, live_rows
 from kvdefrag.core.mover import TorchMover
 from kvdefrag.core.plan import MovePlan
@@ -51,7 +51,7 @@ def forget_a_row_that_shares_a_prefix(patch: pytest.MonkeyPatch) -> None:
         holder._at = holder._at[keep]
         return holder
 
-    patch.setattr(relocator, "live_rows", all_but_the_last)
+    patch.setattr(programs, "live_rows", all_but_the_last)
 
 
 def forget_a_buffer(patch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,19 @@ class Placement(Section):
     reorder_interval: int = Field(
         default=16, ge=1, le=4096, description="Steps between re-orderings of the free list."
     )
+    evict_for_pages: bool = Field(
+        default=True,
+        description="Let cached prefixes go earlier where free slots make up no whole page.",
+    )
     checks: Literal["strict", "lenient", "off"] = Field(
         default="lenient",
         description="Double frees and bad slots: raise, count and ignore, or do not look.",
     )
+
+    @property
+    def evicts_for_pages(self) -> bool:
+        """Whether cached prefixes go for the sake of pages: SGLang's own orders know none."""
+        return self.evict_for_pages and self.free_list == "two_ended"
 
 
 class Mechanisms(Section):
@@ -172,7 +181,10 @@ class Observe(Section):
     """What is told to whom."""
 
     log_interval: int = Field(
-        default=100, ge=1, le=1 << 20, description="Steps between summary lines in the log."
+        default=100,
+        ge=1,
+        le=1 << 20,
+        description="Steps between summary lines in the log, and between updates of metrics.",
     )
     prometheus: bool = Field(default=True, description="Export counters and gauges.")
     events_path: Path | None = Field(

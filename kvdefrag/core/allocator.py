@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +16,11 @@ from kvdefrag.core.disciplines import (
     make_reservations,
     two_ended_only,
 )
+from kvdefrag.core.giving import Giving
+from kvdefrag.core.ledger import Ledger
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.reservation import Reservations
-from kvdefrag.core.row_filler import RowFiller
+from kvdefrag.core.row_filler import RowFiller, take_aligned
 from kvdefrag.core.slot_checks import Checks, make_checks
 from kvdefrag.errors import IntegrityError, SlotError
 
@@ -34,6 +35,7 @@ class SlotAllocator:
         discipline: `fifo` and `sorted` are SGLang's orders, slot for slot.
         reservation: Let each row own the rest of its last page, taken a page at a time.
         reorder_interval: Decode allocations between two renewals of the two-ended order.
+        evict_for_pages: Whether `room.make_room` evicts on while whole pages are short.
         checks: What a wrong free does: raise, be counted and ignored, or go unseen.
         device: Where the free list lives.
         readback: Late results from the device; by default delivered at once (CPU).
@@ -56,6 +58,7 @@ class SlotAllocator:
         discipline: Discipline = "two_ended",
         reservation: bool = False,
         reorder_interval: int = 16,
+        evict_for_pages: bool = False,
         checks: Checks = "strict",
         device: torch.device | str = "cpu",
         readback: Readback | None = None,
@@ -63,6 +66,7 @@ class SlotAllocator:
         self.size = size
         self.page = page
         self.discipline: Discipline = discipline
+        self.evict_for_pages = evict_for_pages
         self._device = torch.device(device)
         self._reorder_interval = reorder_interval
         self._since_reorder = 0
@@ -71,7 +75,9 @@ class SlotAllocator:
         self.free_list = make_free_list(size, discipline, page, self._device, readback)
         self._two_ended = two_ended_only(self.free_list)
         self.reservations = make_reservations(table, page, reservation, discipline)
+        self._ledger = Ledger()
         self._filler = self._make_filler()
+        self._giving = self._make_giving()
         self._group: list[Tensor] | None = None
         self.whole_groups = False
 
@@ -88,21 +94,12 @@ class SlotAllocator:
         """Return the number of slots that rows hold beyond their allocated length."""
         return self.reservations.size() if self.reservations else 0
 
-    def slots_needed(self, demand: Demand) -> int:
-        """Return how many free slots `demand` would like, whole pages included.
-
-        An engine that evicts before it allocates makes room for so many; with fewer the demand
-        is still served as long as the slots themselves are there.
-        """
-        if self.reservations is not None:
-            lack = self.reservations.lacking(demand)
-            if not lack.any():
-                return 0
-            pages = self.reservations.pages_for(demand.starts + demand.counts - lack, lack)
-            return int(np.maximum(pages * self.page, lack).sum())
-        if self._two_ended is not None and demand.kind is Kind.EXTEND:
-            return int((-(-demand.counts // self.page)).sum()) * self.page
-        return demand.total
+    def count_whole_pages(self) -> int:
+        """Return how many whole pages are surely free, with all freed slots sorted in."""
+        if self._two_ended is None:
+            return 0
+        self._sort_in()
+        return self._two_ended.whole_pages()
 
     def alloc(self, count: int) -> Tensor | None:
         """Hand out `count` slots for an unnamed purpose.
@@ -115,6 +112,7 @@ class SlotAllocator:
         """
         if count < 0:
             raise SlotError(f"cannot allocate {count} slots: the count must be 0 or more")
+        self._ledger.begin()
         if not self._make_room(count):
             return None
         return self._taken(self._take_back(count))
@@ -129,6 +127,7 @@ class SlotAllocator:
             int64 [sum(counts)] in request order, or None if too few are free; nothing changes
             then but reservations of others that were given back.
         """
+        self._ledger.begin(demand)
         if self.reservations is not None:
             return self._alloc_reserved(demand, self.reservations)
         if not self._make_room(demand.total):
@@ -167,12 +166,16 @@ class SlotAllocator:
         group, self._group = self._group, None
         if not group:
             return
+        slots = torch.cat(group)
+        self._ledger.leave(slots)
         try:
-            self.free(torch.cat(group))
+            self.free(slots)
         except SlotError:
             # One wrong slot must not cost the others: each free by itself, the first error last.
             self._free_each(group)
+            self._ledger.arrive()
             raise
+        self._ledger.arrive()
 
     @property
     def in_free_group(self) -> bool:
@@ -183,17 +186,39 @@ class SlotAllocator:
         """Take back what `row` holds beyond `length` tokens, as its request leaves it."""
         if self.reservations is None:
             return
-        self.free(self.reservations.give_back(row, length))
+        slots = self.reservations.give_back(row, length)
+        self._ledger.leave(slots)
+        self.free(slots)
+        self._ledger.arrive()
         self.reservations.forget(row)
 
     def make_room(self, count: int) -> bool:
         """Give reserved slots back until `count` are free; say whether they are."""
         return self._make_room(count)
 
+    def begin(self) -> None:
+        """Note that the latest allocation has reached who asked for it."""
+        self._ledger.begin()
+
+    def withdraw(self) -> None:
+        """Take the latest allocation back, however far a fault let it get.
+
+        Only `surrender` is of use then.
+        """
+        if self.reservations is not None and self._ledger.demand is not None:
+            self.reservations.withdraw(self._ledger.demand)
+        self._ledger.withdraw()
+
     def surrender(self) -> Tensor:
-        """Give every reserved slot back and return all free slots, int64, for another list."""
-        self._make_room(self.size + 1)
-        return self.free_slots()
+        """Return all free and reserved slots, int64, for another list; this one is done with.
+
+        After a fault amid an allocation or a free some are named twice.
+        """
+        parts = [self.free_list.slots(), *self._ledger.adrift()]
+        if self.reservations is not None:
+            parts.append(self.reservations.reserved())
+            self.reservations.clear()
+        return torch.cat(parts)
 
     def clear(self) -> None:
         """Make every slot free again."""
@@ -201,6 +226,7 @@ class SlotAllocator:
         self.checks.clear(self.size)
         self._since_reorder = 0
         self._group = None
+        self._ledger.clear()
         if self.reservations is not None:
             self.reservations.clear()
 
@@ -230,31 +256,19 @@ class SlotAllocator:
 
     def _alloc_aligned(self, demand: Demand) -> Tensor:
         # Each prompt starts on a page boundary; what is left of its last page stays free.
-        self._before_extend()
-        page = self.page
-        padded = (-(-demand.counts // page)) * page
-        if not 0 < int(padded.sum()) <= self.free_list.available():
-            return self._taken(self.free_list.take_front(demand.total))
-        taken = self.free_list.take_front(int(padded.sum()))
-        ends = np.cumsum(padded)
-        starts = ends - padded
-        pieces = [
-            (int(s), int(n), int(e)) for s, n, e in zip(starts, demand.counts, ends, strict=True)
-        ]
-        self.free_list.put(torch.cat([taken[s + n : e] for s, n, e in pieces]))
-        return self._taken(torch.cat([taken[s : s + n] for s, n, _ in pieces]))
+        self._sort_in()
+        return self._taken(take_aligned(self.free_list, self._ledger, demand, page=self.page))
 
     def _alloc_reserved(self, demand: Demand, book: Reservations) -> Tensor | None:
-        for row in book.estranged(demand):
-            self._give(book.give_back(int(row), int(book.allocated[row])))
-            book.forget(int(row))
+        assert self._filler is not None
+        assert self._giving is not None
+        self._giving.part_with_estranged(demand)
         lack = book.lacking(demand)
         if lack.any():
             if demand.kind is Kind.EXTEND:
-                self._before_extend()
+                self._sort_in()
             if not self._make_room(int(lack.sum()), demand):
                 return None
-            assert self._filler is not None
             self._filler.fill(demand, lack, whole_groups=self.whole_groups)
         self._tick()
         book.commit(demand)
@@ -263,30 +277,29 @@ class SlotAllocator:
     def _make_filler(self) -> RowFiller | None:
         if self.reservations is None or self._two_ended is None:
             return None
-        return RowFiller(self._two_ended, self.reservations, self.checks, page=self.page)
+        return RowFiller(
+            self._two_ended, self.reservations, self.checks, self._ledger, page=self.page
+        )
+
+    def _make_giving(self) -> Giving | None:
+        if self.reservations is None:
+            return None
+        return Giving(self.reservations, self.free_list, self.checks, self._ledger)
 
     def _make_room(self, count: int, demand: Demand | None = None) -> bool:
         # Reserved slots go back first when slots run out: all but those that are asked for now.
-        if count <= self.available_size() or self.reservations is None:
+        if count <= self.available_size() or self._giving is None:
             return count <= self.available_size()
-        book = self.reservations
-        keep = book.allocated.copy()
-        if demand is not None:
-            keep[demand.rows] = demand.starts + demand.counts
-        for row in np.flatnonzero(book.held > keep):
-            if count <= self.available_size():
-                break
-            self._give(book.give_back(int(row), int(keep[row])))
-        return count <= self.available_size()
+        return self._giving.make_room(count, demand)
 
-    def _before_extend(self) -> None:
+    def _sort_in(self) -> None:
         if self._two_ended is not None and self._two_ended.dirty:
             self._two_ended.reorder()
             self._since_reorder = 0
 
     def _take_back(self, count: int) -> Tensor:
         self._tick()
-        return self.free_list.take_back(count)
+        return self._ledger.take(self.free_list.take_back(count))
 
     def _tick(self) -> None:
         if self._two_ended is None:

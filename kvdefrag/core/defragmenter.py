@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from kvdefrag.core.payback import PayBack
 from kvdefrag.core.plan import MovePlan
 from kvdefrag.core.policy import Decision, Demanded, Gather, Lower, Mechanism, Policy, Situation
 from kvdefrag.core.profile import DeviceProfile
+from kvdefrag.core.programs import Programs, TorchPrograms
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.relocator import Relocator
 from kvdefrag.core.report import StepReport
@@ -46,9 +48,10 @@ class Defragmenter:
         profile: Prices of this GPU.
         readback: Brings device results back; shared with the allocator's free list.
         verify: Whether steps verify drafts.
+        programs: Tenure and the rewriting of holders; by default in torch, on any device.
 
     Attributes:
-        moved_rows: Rows moved so far, as far as the device has said.
+        moved_by: Rows moved so far by each mechanism, as far as the device has said.
 
     Raises:
         ConfigError: The settings and the allocator disagree on the page.
@@ -64,16 +67,18 @@ class Defragmenter:
         profile: DeviceProfile,
         readback: Readback,
         verify: bool = False,
+        programs: Programs | None = None,
     ) -> None:
         self._allocator, self._mover, self._readback = allocator, mover, readback
         self._profile, self._verify = profile, verify
         self.tracker = Tracker(table_rows, page=config.page)
         self._lifetimes = Lifetimes(table_rows)
-        self.moved_rows = 0
+        self.moved_by: Counter[str] = Counter()
         self._quiet: StepReport | None = None
         self.config = config
         self._policy = self._make_policy(config)
-        self._relocator = Relocator(config, allocator, mover, readback, self.tracker)
+        programs = programs or TorchPrograms(mover, page=config.page)
+        self._relocator = Relocator(config, allocator, mover, readback, self.tracker, programs)
 
     def configure(self, config: Config) -> None:
         """Use other settings from the next step on; what was learnt of the requests stays.
@@ -167,7 +172,7 @@ class Defragmenter:
         pages = self._allocator.two_ended
         whole = pages.whole_pages() * self.config.page if pages else 0
         return Situation(
-            running=view.rows.shape[0],
+            running=view.rows.shape[0] if view.at_work is None else view.at_work,
             groups_ready=self.tracker.groups_ready(view),
             coverage=self.tracker.coverage(view),
             whole_free_share=whole / size,
@@ -179,12 +184,13 @@ class Defragmenter:
         pages = self._allocator.two_ended
         if decision.mechanism is Mechanism.NONE or pages is None:
             return _Outcome()
-        if pages.dirty:
-            pages.reorder()
         relocator = self._relocator
         if decision.mechanism is Mechanism.TENURE:
             plan = relocator.tenure(view, pages, rows=decision.rows)
-        elif decision.mechanism is Mechanism.GATHER:
+            return _Outcome() if plan is None else self._count(view.step, plan, decision.mechanism)
+        if pages.dirty:
+            pages.reorder()
+        if decision.mechanism is Mechanism.GATHER:
             plan = self._gather(view, pages, decision.rows)
         elif decision.mechanism is Mechanism.LOWER:
             plan = self._lower(view, pages, decision.rows)
@@ -230,7 +236,7 @@ class Defragmenter:
             learnt.append(moved)
             if spends:
                 policy.spend(moved - plan.capacity)
-                self.moved_rows += moved
+                self.moved_by[mechanism.value] += moved
             if triggered:
                 policy.moved(step, moved)
 

@@ -34,6 +34,8 @@ class Header:
         page: Slots to an aligned page in the recorded run.
         rows, context: Shape of the engine's table: rows, and token positions of each.
         window: Draft tokens verified per request and step; 0 without speculation.
+        evicts_for_pages: Whether the recorded run evicted for whole pages, so that its evictions
+            are enough for an arm that does.
         policy: Name of the policy that the recorded run followed.
         kvdefrag: Version that wrote the log.
     """
@@ -43,6 +45,7 @@ class Header:
     rows: int
     context: int
     window: int
+    evicts_for_pages: bool
     policy: str
     kvdefrag: str
 

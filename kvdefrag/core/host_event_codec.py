@@ -18,6 +18,7 @@ from kvdefrag.core.demand import IntArray, Kind
 from kvdefrag.core.events import Event, Header
 from kvdefrag.core.host_event_forms import (
     COUNTS,
+    FLAG,
     FLOAT,
     INT,
     INTS,
@@ -157,6 +158,7 @@ def _expand(runs: IntArray, size: int, number: int, key: str) -> IntArray:
 
 _HEADER = {
     **dict.fromkeys(("size", "page", "rows", "context", "window"), INT),
+    "evicts_for_pages": FLAG,
     "policy": TEXT,
     "kvdefrag": TEXT,
 }

@@ -59,6 +59,12 @@ def _read_float(value: Any) -> float:
     return float(value)
 
 
+def _read_flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
 def _read_text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError
@@ -104,6 +110,7 @@ def _read_counts(value: Any) -> dict[str, int]:
 
 INT = Form(int, _read_int, "a whole number of 0 or more")
 FLOAT = Form(float, _read_float, "a number")
+FLAG = Form(bool, _read_flag, "true or false")
 TEXT = Form(str, _read_text, "a text")
 KIND = Form(lambda kind: kind.value, Kind, f"one of {', '.join(k.value for k in Kind)}")
 RAN = Form(str, _read_ran, "prefill, decode or empty")

@@ -61,6 +61,10 @@ class EventWriter:
         else:
             self._write(line)
 
+    def flush(self) -> None:
+        """Hand what is buffered to the operating system; a compressed log keeps some of it."""
+        self._file.flush()
+
     def close(self) -> None:
         """Write the closing line and close the file."""
         if not self._file.closed:

@@ -1,8 +1,8 @@
-"""Records what an allocator is asked and gives, and how the rows stand; for tables on the CPU."""
+"""Records what an allocator is asked and gives, and how the rows stand."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -27,10 +27,13 @@ from kvdefrag.core.logged_rows import LoggedRows
 from kvdefrag.core.view import EngineView
 
 _NOBODY: IntArray = np.empty(0, dtype=np.int64)
+ReadRow = Callable[[int, int, int], IntArray]
 
 
 class RecordingAllocator(SlotAllocator):
     """A `SlotAllocator` that tells a recorder what it was asked and what it gave.
+
+    For tables on the CPU, unless `_host` and what follows it are written anew.
 
     Args:
         size: Number of slots.
@@ -48,7 +51,7 @@ class RecordingAllocator(SlotAllocator):
         slots = super().alloc(count)
         if slots is not None and count:
             none = Demand(Kind.PLAIN, _NOBODY, _NOBODY, _NOBODY)
-            self._recorder.record(_allocated(none, slots))
+            self._recorder.record(self._allocated(none, slots))
         return slots
 
     def alloc_for(self, demand: Demand) -> Tensor | None:
@@ -56,12 +59,12 @@ class RecordingAllocator(SlotAllocator):
         if slots is None:
             self._recorder.record(Refused(demand.kind, demand.rows, demand.starts, demand.counts))
         else:
-            self._recorder.record(_allocated(demand, slots))
+            self._recorder.record(self._allocated(demand, slots))
         return slots
 
     def free(self, slots: Tensor) -> None:
         if not self._quiet and slots.shape[0]:
-            named = slots.long().numpy().copy()
+            named = self._host(slots)
             if self.in_free_group:
                 self._deferred.append(named)
             else:
@@ -71,7 +74,7 @@ class RecordingAllocator(SlotAllocator):
     def free_group_end(self) -> None:
         deferred, self._deferred = self._deferred, []
         if deferred:
-            self._recorder.record(Freed(np.concatenate(deferred)))
+            self._record_group(deferred)
         with self._silence():
             super().free_group_end()
 
@@ -92,10 +95,25 @@ class RecordingAllocator(SlotAllocator):
             super().resize(size)
 
     def commit_moves(self, src: Tensor, dst: Tensor) -> None:
+        self._record_moves(src, dst)
+        super().commit_moves(src, dst)
+
+    def _host(self, slots: Tensor) -> IntArray:
+        # A copy: the engine may reuse the array, the allocator the storage.
+        named: IntArray = slots.long().numpy().copy()
+        return named
+
+    def _record_group(self, freed: list[IntArray]) -> None:
+        self._recorder.record(Freed(np.concatenate(freed)))
+
+    def _record_moves(self, src: Tensor, dst: Tensor) -> None:
         real = src != dst
         if real.any():
             self._recorder.record(Moved(src[real].numpy(), dst[real].numpy()))
-        super().commit_moves(src, dst)
+
+    def _allocated(self, demand: Demand, slots: Tensor) -> Allocated:
+        rows, starts, counts = demand.rows.copy(), demand.starts.copy(), demand.counts.copy()
+        return Allocated(demand.kind, rows, starts, counts, self._host(slots))
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
@@ -149,10 +167,17 @@ class StepRecorder:
         tokens: int,
         cached: int,
         counts: Mapping[str, int],
+        read: ReadRow | None = None,
     ) -> None:
-        """Record that the engine stands between two steps; arguments as for `Step`."""
+        """Record that the engine stands between two steps; arguments as for `Step`.
+
+        Args:
+            read: Returns the slots of a row from one position to another; by default they are
+                read from the view's table, on the CPU.
+        """
+        read = read or _reader(view)
         for row, start, end in self._prefixes(view):
-            for shared in self._unknown(view.table.numpy(), row, start, end):
+            for shared in self._unknown(read(row, start, end), row, start, end):
                 self._log.record(shared)
         new = self._known.news(view)
         event = Step(
@@ -194,9 +219,7 @@ class StepRecorder:
             strict=True,
         )
 
-    def _unknown(
-        self, table: np.ndarray[Any, Any], row: int, start: int, end: int
-    ) -> Iterator[Shared]:
+    def _unknown(self, slots: IntArray, row: int, start: int, end: int) -> Iterator[Shared]:
         # What the row names there that its own allocations do not tell.
         told = np.zeros(end - start, dtype=np.int64)
         for piece in self._pieces.get(row, ()):
@@ -205,7 +228,6 @@ class StepRecorder:
                 told[low - start : high - start] = piece.slots[low - piece.start :][: high - low]
         left = [p for p in self._pieces.get(row, ()) if p.start + p.slots.shape[0] > end]
         self._pieces[row] = left
-        slots = table[row, start:end].astype(np.int64)
         differ = np.flatnonzero(slots != told)
         for part in np.split(differ, np.flatnonzero(np.diff(differ) != 1) + 1):
             if part.shape[0]:
@@ -213,12 +235,11 @@ class StepRecorder:
                 yield Shared(row, start + first, slots[first:last])
 
 
-def _allocated(demand: Demand, slots: Tensor) -> Allocated:
-    # Copies: the engine may reuse the arrays, the allocator the storage.
-    return Allocated(
-        demand.kind,
-        demand.rows.copy(),
-        demand.starts.copy(),
-        demand.counts.copy(),
-        slots.long().numpy().copy(),
-    )
+def _reader(view: EngineView) -> ReadRow:
+    table = view.table.numpy()
+
+    def read(row: int, start: int, end: int) -> IntArray:
+        slots: IntArray = table[row, start:end].astype(np.int64)
+        return slots
+
+    return read

@@ -51,7 +51,7 @@ class Situation:
     """What the policy looks at.
 
     Attributes:
-        running: Running requests.
+        running: Requests that run or wait to run.
         groups_ready: Groups of a page that may wait for tenure.
         coverage: Page coverage last measured, None if never.
         whole_free_share: Share of the pool in whole free pages, at least.

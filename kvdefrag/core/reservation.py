@@ -91,15 +91,43 @@ class Reservations:
         The engine cut or freed tokens of such a row by itself, so its next tokens do not follow
         what is reserved.
         """
-        rows = demand.rows[self.allocated[demand.rows] != demand.starts]
-        strange: IntArray = rows[self.held[rows] > self.allocated[rows]]
+        changed = self.allocated[demand.rows] != demand.starts
+        rows, starts = demand.rows[changed], demand.starts[changed]
+        strange: IntArray = rows[self.held[rows] > np.minimum(self.allocated[rows], starts)]
         return strange
+
+    def givers(self, keep: IntArray) -> IntArray:
+        """Return the rows that hold slots beyond `keep`, in the order in which they give them back.
+
+        Those with the most come first, so that few rows lose the page they are filling, and those
+        are the pages that hold least. Rows that hold equally many come by number: every rank has
+        the same order.
+
+        Args:
+            keep: int64 [rows], positions up to which each row keeps what it holds.
+        """
+        surplus = self.held - keep
+        rows = np.flatnonzero(surplus > 0)
+        first: IntArray = rows[np.argsort(-surplus[rows], kind="stable")]
+        return first
 
     def commit(self, demand: Demand) -> None:
         """Note that positions up to `starts + counts` are allocated now."""
         ends = demand.starts + demand.counts
         self.allocated[demand.rows] = ends
         self.held[demand.rows] = np.maximum(self.held[demand.rows], ends)
+
+    def withdraw(self, demand: Demand) -> None:
+        """Note that `demand` was not met after all: what its rows hold for it is reserved."""
+        rows = demand.rows
+        self.allocated[rows] = np.minimum(self.allocated[rows], demand.starts)
+
+    def reserved(self) -> Tensor:
+        """Return the slots of all rows that are reserved, int64, in row order."""
+        counts = (self.held - self.allocated).clip(0)
+        first = np.arange(counts.shape[0]) * self._width + self.allocated
+        at = to_device(ragged(first, counts), self.table.device)
+        return self._flat.index_select(0, at).long()
 
     def read(self, demand: Demand) -> Tensor:
         """Return int64 [sum(counts)]: the slots of the wanted positions, in request order."""

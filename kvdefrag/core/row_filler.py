@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from kvdefrag.core.demand import Demand, IntArray, Kind
 from kvdefrag.core.disciplines import TwoEnded
+from kvdefrag.core.free_list import FreeList
+from kvdefrag.core.ledger import Ledger
 from kvdefrag.core.reservation import Reservations
+from kvdefrag.core.room import pages_wanted
 from kvdefrag.core.slot_checks import SlotChecks
 
 
@@ -17,13 +22,21 @@ class RowFiller:
         free_list: Where slots come from.
         book: What each row holds.
         checks: Is told what is handed out.
+        ledger: Is told what is taken before anything else happens to it.
         page: Slots to an aligned page.
     """
 
     def __init__(
-        self, free_list: TwoEnded, book: Reservations, checks: SlotChecks, *, page: int
+        self,
+        free_list: TwoEnded,
+        book: Reservations,
+        checks: SlotChecks,
+        ledger: Ledger,
+        *,
+        page: int,
     ) -> None:
         self._free_list, self._book, self._checks, self._page = free_list, book, checks, page
+        self._ledger = ledger
 
     def fill(self, demand: Demand, lack: IntArray, *, whole_groups: bool) -> None:
         """Write slots into the rows of `demand` that lack some; enough are free.
@@ -36,9 +49,7 @@ class RowFiller:
         book, wanting = self._book, np.flatnonzero(lack)
         need, rows = lack[wanting], demand.rows[wanting]
         starts = (demand.starts + demand.counts)[wanting] - need
-        pages = book.pages_for(starts, need)
-        if whole_groups and demand.kind is not Kind.EXTEND:
-            pages[book.mid_group(rows, starts)] = 0
+        pages = pages_wanted(book, demand, lack, whole_groups=whole_groups)[wanting]
         surplus = self._surplus(demand.kind, need, pages)
         # Prompts and whole pages come from the front, single slots from the back.
         front = (surplus >= 0) | (demand.kind is Kind.EXTEND)
@@ -53,7 +64,7 @@ class RowFiller:
             (~front, self._free_list.take_back),
         ):
             if some.any():
-                slots = take(int(sizes[some].sum()))
+                slots = self._ledger.take(take(int(sizes[some].sum())))
                 self._checks.taken(slots)
                 book.write(rows[some], starts[some], sizes[some], slots)
 
@@ -72,3 +83,19 @@ class RowFiller:
                 spare -= extra
                 limit -= count
         return surplus
+
+
+def take_aligned(free_list: FreeList, ledger: Ledger, demand: Demand, *, page: int) -> Tensor:
+    """Take the slots of `demand` in pages of each request's own, as long as there are enough.
+
+    What is left of each request's last page stays free.
+    """
+    padded = (-(-demand.counts // page)) * page
+    if not 0 < int(padded.sum()) <= free_list.available():
+        return ledger.take(free_list.take_front(demand.total))
+    taken = ledger.take(free_list.take_front(int(padded.sum())))
+    ends = np.cumsum(padded)
+    starts = ends - padded
+    pieces = [(int(s), int(n), int(e)) for s, n, e in zip(starts, demand.counts, ends, strict=True)]
+    free_list.put(torch.cat([taken[s + n : e] for s, n, e in pieces]))
+    return torch.cat([taken[s : s + n] for s, n, _ in pieces])

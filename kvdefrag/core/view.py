@@ -34,6 +34,8 @@ class EngineView:
             for only by mechanisms that move shared slots.
         copies: Returns further tensors of slots that repeat what rows or tree name, and must
             follow them.
+        at_work: Requests that run or wait to run; None if every row is such a request's. A row
+            may be kept for a request to come, so that an idle engine may have rows.
     """
 
     step: int
@@ -45,6 +47,7 @@ class EngineView:
     allocated: IntArray
     shared_values: Callable[[], Sequence[Tensor]] = field(default=_no_values)
     copies: Callable[[], Sequence[Tensor]] = field(default=_no_values)
+    at_work: int | None = None
 
     @property
     def device(self) -> torch.device:

@@ -1,7 +1,7 @@
-"""Observers of step reports, one file a backend."""
+"""What kvdefrag did and how it stands, told to logs and to Prometheus."""
 
-from kvdefrag.metrics.log import LogObserver
-from kvdefrag.metrics.observer import FanOut, Observer
-from kvdefrag.metrics.prometheus import PrometheusObserver
+from kvdefrag.metrics.log import LogSink
+from kvdefrag.metrics.prometheus import PrometheusSink
+from kvdefrag.metrics.tally import Figures, Sink, Tally
 
-__all__ = ["FanOut", "LogObserver", "Observer", "PrometheusObserver"]
+__all__ = ["Figures", "LogSink", "PrometheusSink", "Sink", "Tally"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.demand import Demand
+from kvdefrag.core.room import make_room
+from kvdefrag.errors import SlotError
 
 
 class Mark(Protocol):
@@ -54,8 +57,9 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
         """Be stock again, with the slots that are free now; reserved ones are freed."""
         if self.core is not None:
             core, self.core = self.core, None
-            core.free_group_end()  # what is held back would be lost
-            self.free_pages = core.surrender()
+            with suppress(Exception):
+                core.free_group_end()
+            self.free_pages = torch.unique(core.surrender())
 
     def give_up(self, fault: Exception) -> None:
         """Be stock again after a fault of ours, and tell whoever wants to know."""
@@ -95,20 +99,30 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
             stock: Tensor | None = super().alloc(need_size)
             return stock
         self.mark = None
-        if mark is None:
-            return core.alloc(need_size)
+        core.begin()
         try:
-            return _placed(core, mark, need_size)
+            slots = core.alloc(need_size) if mark is None else _placed(core, mark, need_size)
         except Exception as fault:
+            if mark is None and isinstance(fault, SlotError):
+                raise  # the caller's own
+            core.withdraw()
             self.give_up(fault)
-            stock = super().alloc(need_size)
-            return stock
+        # Eviction may have met a fault: what the core gives then is no longer its to give.
+        return slots if self.core is core else super().alloc(need_size)
 
     def free(self, free_index: Tensor) -> None:
         if self.core is None:
             super().free(free_index)
-        else:
+            return
+        try:
             self.core.free(free_index)
+        except SlotError:
+            raise
+        except Exception as fault:
+            self.give_up(fault)
+            # Whether it got as far as the list is not known.
+            freed = free_index.to(torch.int64)
+            self.free_pages = torch.unique(torch.cat((self.free_pages, freed)))
 
     def free_group_begin(self) -> None:
         if self.core is None:
@@ -119,29 +133,47 @@ class KvdefragAllocator(TokenToKVPoolAllocator):  # type: ignore[misc]
     def free_group_end(self) -> None:
         if self.core is None:
             super().free_group_end()
-        else:
+            return
+        try:
             self.core.free_group_end()
+        except SlotError:
+            raise
+        except Exception as fault:
+            self.give_up(fault)
 
     def check_decode_capacity(self, *args: Any, num_tokens: int, **kwargs: Any) -> bool:
-        """Say whether a decode step fits, reserved slots given back first (0.5.23 asks here)."""
+        """Say whether a decode step fits (0.5.23 asks here); see `fits`."""
         fits = bool(super().check_decode_capacity(*args, num_tokens=num_tokens, **kwargs))
-        return fits or self.give_way(num_tokens)
+        return fits or self.fits(num_tokens)
 
-    def give_way(self, count: int) -> bool:
-        """Give reserved slots back until `count` are free; say whether they are."""
-        return self.core is not None and self.core.make_room(count)
+    def fits(self, count: int) -> bool:
+        """Say whether `count` slots for running rows are to be had, without giving any back.
+
+        A reserved slot either serves the row that holds it or is given back when another row
+        needs it, at the allocation and no earlier: all of them count.
+        """
+        core = self.core
+        return core is not None and count <= core.available_size() + core.reserved_size()
 
     def clear(self) -> None:
         super().clear()
-        if self.core is not None:
-            self.core.clear()
-        if self.on_clear is not None:
-            self.on_clear()
+        self._anew(lambda core: core.clear())
 
     def resize(self, config: Any) -> None:
         super().resize(config)
-        if self.core is not None:
-            self.core.resize(self.size)
+        self._anew(lambda core: core.resize(self.size))
+
+    def _anew(self, restart: Callable[[SlotAllocator], None]) -> None:
+        # Stock has every slot free by now, whatever ours does.
+        try:
+            if self.core is not None:
+                restart(self.core)
+            if self.on_clear is not None:
+                self.on_clear()
+        except Exception as fault:
+            self.core = None
+            if self.on_fault is not None:
+                self.on_fault(fault)
 
 
 def _placed(core: SlotAllocator, mark: Mark, count: int) -> Tensor | None:
@@ -151,5 +183,5 @@ def _placed(core: SlotAllocator, mark: Mark, count: int) -> Tensor | None:
         # has in reserve.
         core.make_room(core.size)
         return core.alloc(count)
-    mark.make_room(core.slots_needed(demand))
+    make_room(core, demand, mark.make_room)
     return core.alloc_for(demand)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,13 +17,20 @@ from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.defragmenter import Defragmenter
 from kvdefrag.core.mover import Mover, TorchMover
 from kvdefrag.core.profile import DeviceProfile
+from kvdefrag.core.programs import Programs, TorchPrograms
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.report import StepReport
 from kvdefrag.core.view import EngineView
 from kvdefrag.errors import Busy
-from kvdefrag.sglang.compat import Compat, owners_of
+from kvdefrag.metrics import Figures, Tally
+from kvdefrag.sglang.compat import Compat
+from kvdefrag.sglang.looker import Looker
 from kvdefrag.sglang.pools import all_buffers
+from kvdefrag.sglang.recorder import LiveAllocator
+from kvdefrag.sglang.recording import Recording, recording_of
+from kvdefrag.sglang.rules import placement_options
 from kvdefrag.sglang.support import check_server
+from kvdefrag.sglang.telemetry import Layout, LayoutProbe, Measured, Telemetry, sinks_of
 from kvdefrag.sglang.trees import tree_of
 
 logger = logging.getLogger(__name__)
@@ -45,34 +53,27 @@ class Attachment:
         self, scheduler: Any, config: Config, compat: Compat, profile: DeviceProfile
     ) -> None:
         check_server(scheduler)
-        self._scheduler, self._compat = scheduler, compat
-        self.config = config
+        self._compat, self.config = compat, config
         self.allocator = scheduler.token_to_kv_pool_allocator
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
         buffers = all_buffers(scheduler, self.allocator.size)
         self.tree = tree_of(scheduler.tree_cache)
+        self.looker = Looker(scheduler, compat, self.tree)
+        self._probe = LayoutProbe(self._table, page=config.page)
         device = self._table.device
         readback = Readback(0 if device.type == "cpu" else config.relocation.readback_steps)
-        placement = config.placement
-        core = SlotAllocator(
-            self.allocator.size,
-            table=self._table,
-            page=config.page,
-            discipline=placement.free_list,
-            reservation=placement.reservation,
-            reorder_interval=placement.reorder_interval,
-            checks=placement.checks,
-            device=device,
-            readback=None if device.type == "cpu" else readback,
-        )
+        self.recording = recording_of(scheduler, config, compat)
+        core = self._make_core(device, None if device.type == "cpu" else readback)
+        mover = _mover(buffers)
         self.defragmenter = Defragmenter(
             config,
             allocator=core,
             table_rows=self._table.shape[0],
-            mover=_mover(buffers),
+            mover=mover,
             profile=profile,
             readback=readback,
             verify=not scheduler.spec_algorithm.is_none(),
+            programs=_programs(mover, self._table, core),
         )
         self.allocator.take_over(core)
         self.allocator.on_clear = self.defragmenter.clear
@@ -80,6 +81,7 @@ class Attachment:
         self.error: str | None = None
         self.steps = 0
         self.last: StepReport | None = None
+        self.telemetry = self._make_telemetry(scheduler, mover.row_bytes)
 
     def describe(self) -> str:
         """Return the start-up line."""
@@ -100,66 +102,117 @@ class Attachment:
         """
         if self.error is not None:
             return
+        began = perf_counter()
+        if self.recording is not None:
+            self._record(self.recording)
         try:
-            self.last = self.defragmenter.step(self.steps, self._look)
+            gates = self._gates()
+            self.last = self.defragmenter.step(self.steps, self._look, gates=gates)
             self.steps += 1
         except Exception as error:
             self._fault(error)
+            return
+        self.telemetry.step(self.last, perf_counter() - began)
 
     def state(self) -> dict[str, Any]:
         """Return what `/server_info` shows, in plain values."""
-        core = self.allocator.core
-        last = self.last
+        tally, last = self.telemetry.tally, self.last
+        tally.settle()
+        figures = self._figures(self.telemetry.layout)
         return {
             "version": __version__,
             "active": self.error is None,
             "error": self.error,
             "mode": self.config.relocation.mode,
             "steps": self.steps,
-            "moved_rows": self.defragmenter.moved_rows,
+            "seconds": round(tally.seconds, 6),
             "reason": last.reason if last else None,
-            "coverage": last.coverage if last else None,
-            "reserved_slots": core.reserved_size() if core else 0,
-            "available": self.allocator.available_size(),
+            "backoff_steps": figures.backoff_steps,
+            "moved_rows": tally.moved_rows.total(),
+            "moved_bytes": sum(tally.moved_bytes.values()),
+            "moved_by": dict(tally.moved_rows),
+            "skips": dict(tally.skips),
+            "gates_closed": dict(tally.gates_closed),
+            "tokens": figures.tokens,
+            "runs": figures.runs,
+            "coverage": figures.coverage,
+            "whole_free_pages": figures.whole_free_pages,
+            "reserved_slots": figures.reserved_slots,
+            "available": figures.available_slots,
+            "recording": self.recording.state() if self.recording else None,
         }
 
     def _fault(self, error: Exception) -> None:
-        self.error = f"{type(error).__name__}: {error}"
-        logger.error("kvdefrag: relocation is off after a fault; serving goes on", exc_info=error)
+        if self.error is None:
+            self.error = f"{type(error).__name__}: {error}"
+            logger.error(
+                "kvdefrag: relocation is off after a fault; serving goes on", exc_info=error
+            )
+        if self.allocator.core is None:
+            self._stop_recording(error)
+        self.telemetry.fault()
 
-    def _look(self) -> EngineView:
-        pool = self._scheduler.req_to_token_pool
-        owners = owners_of(self._scheduler, self._compat)
-        if len(owners) != self._table.shape[0] - 1 - len(pool.free_slots):
-            raise Busy("a row of unknown owner")
-        self._wait_for_forward()
-        lengths = np.array([k for k, _ in owners], dtype=np.int64).reshape(-1, 4)
-        lengths = lengths[np.argsort(lengths[:, 0], kind="stable")]
-        rows = lengths[:, 0]
-        return EngineView(
-            step=self.steps,
-            table=self._table,
-            rows=rows,
-            generations=pool.req_generation.numpy()[rows].astype(np.int64),
-            protected=lengths[:, 1],
-            committed=np.minimum(lengths[:, 2], lengths[:, 3]),
-            allocated=lengths[:, 3],
-            shared_values=lambda: self._tree_values(node for _, node in owners),
-            copies=self._copies,
+    def _make_telemetry(self, scheduler: Any, row_bytes: int) -> Telemetry:
+        tally, config = Tally(row_bytes), self.config
+        tally.moved_rows = self.defragmenter.moved_by
+        return Telemetry(
+            tally,
+            sinks_of(scheduler, config),
+            interval=max(config.observe.log_interval, config.relocation.readback_steps + 1),
+            measure=self._measure,
+            figures=self._figures,
+            late=self._table.device.type != "cpu",
         )
 
-    def _tree_values(self, ends: Iterable[Any]) -> Sequence[Tensor]:
-        return self.tree.values(ends)
+    def _make_core(self, device: torch.device, readback: Readback | None) -> SlotAllocator:
+        options = placement_options(self.config) | {
+            "table": self._table,
+            "device": device,
+            "readback": readback,
+        }
+        if self.recording is None:
+            return SlotAllocator(self.allocator.size, **options)
+        return LiveAllocator(self.allocator.size, recorder=self.recording.recorder, **options)
 
-    def _copies(self) -> Sequence[Tensor]:
-        chunked = self._scheduler.chunked_req
-        return self._compat.copies(chunked) if chunked is not None else ()
+    def _look(self) -> EngineView:
+        return self.looker.look(self.steps)
 
-    def _wait_for_forward(self) -> None:
-        # On the device only: rows of the forward in flight are still being written, and slots of
-        # requests that have just finished too.
-        if self._table.device.type == "cuda" and self._scheduler.enable_overlap:
-            torch.cuda.current_stream().wait_stream(self._scheduler.forward_stream)
+    def _gates(self) -> tuple[str, ...]:
+        core = self.allocator.core
+        return ("free group open",) if core is not None and core.in_free_group else ()
+
+    def _record(self, recording: Recording) -> None:
+        try:
+            recording.step(self.looker.view(self.steps))
+        except Exception as fault:
+            self._stop_recording(fault)
+
+    def _stop_recording(self, why: Exception) -> None:
+        if self.recording is not None:
+            logger.warning("kvdefrag: recording of events has ended: %s", why)
+            self.recording.recorder.close(wait_s=0.0)
+            self.recording = None
+
+    def _measure(self) -> Measured | None:
+        with suppress(Busy):
+            return self._probe.start(self.looker.view(self.steps))
+        return None
+
+    def _figures(self, layout: Layout | None) -> Figures:
+        core, last = self.allocator.core, self.last
+        pages = core.two_ended if core is not None else None
+        tokens, runs, covered = layout or (0, 0, 0)
+        return Figures(
+            step=self.steps,
+            active=self.error is None,
+            backoff_steps=max(0, last.backoff_until - self.steps) if last is not None else 0,
+            tokens=tokens,
+            runs=runs,
+            covered=covered,
+            whole_free_pages=pages.whole_pages() if pages is not None else None,
+            reserved_slots=core.reserved_size() if core is not None else 0,
+            available_slots=self.allocator.available_size(),
+        )
 
 
 def _mover(buffers: Sequence[Tensor]) -> Mover:
@@ -170,3 +223,14 @@ def _mover(buffers: Sequence[Tensor]) -> Mover:
     mover = DeviceMover(buffers)
     mover.prewarm()
     return mover
+
+
+def _programs(mover: Mover, table: Tensor, core: SlotAllocator) -> Programs:
+    if table.device.type == "cpu":
+        return TorchPrograms(mover, page=core.page)
+    from kvdefrag.gpu import DeviceMover, DevicePrograms
+
+    assert isinstance(mover, DeviceMover)
+    programs = DevicePrograms(mover, page=core.page)
+    programs.prewarm(table, core.size)
+    return programs

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from kvdefrag.sglang.refusal import Refusal
+from kvdefrag.sglang.rules import version_refusal
 
 
 class KvLengths(NamedTuple):
@@ -31,6 +32,7 @@ class Compat(NamedTuple):
         copies: Returns tensors of a chunked request that repeat slots its row names.
         sessions: Yields row and lengths that a streaming session holds, and the deepest tree node
             it has locked; also while a request runs on them.
+        dp_rank: Returns the scheduler's data-parallel rank, None without such ranks.
     """
 
     version: str
@@ -39,6 +41,7 @@ class Compat(NamedTuple):
     end_node: Callable[[Any], Any]
     copies: Callable[[Any], Sequence[Tensor]]
     sessions: Callable[[Any], Iterator[tuple[KvLengths, Any]]]
+    dp_rank: Callable[[Any], int | None]
 
 
 def compat() -> Compat:
@@ -48,10 +51,10 @@ def compat() -> Compat:
         Refusal: The version is not supported.
     """
     found = version("sglang")
-    known = {"0.5.17": _OLD, "0.5.23": _NEW}
-    if found not in known:
-        raise Refusal(f"sglang {found}", f"versions {' and '.join(known)} are supported")
-    return known[found]
+    refusal = version_refusal(found)
+    if refusal is not None:
+        raise refusal
+    return {"0.5.17": _OLD, "0.5.23": _NEW}[found]
 
 
 def requests_of(scheduler: Any) -> Iterator[Any]:
@@ -64,6 +67,11 @@ def requests_of(scheduler: Any) -> Iterator[Any]:
             yield request
 
 
+def beam_search(scheduler: Any) -> bool:
+    """Say whether a group of beams runs: its rows share slots that no request names."""
+    return any(getattr(r, "beam_group", None) is not None for r in requests_of(scheduler))
+
+
 def owners_of(scheduler: Any, names: Compat) -> list[tuple[KvLengths, Any]]:
     """Return row, lengths and deepest locked node of everybody who holds a row, each row once."""
     found: dict[int, tuple[KvLengths, Any]] = {}
@@ -74,6 +82,12 @@ def owners_of(scheduler: Any, names: Compat) -> list[tuple[KvLengths, Any]]:
     for lengths, node in names.sessions(scheduler.tree_cache):
         found.setdefault(lengths.row, (lengths, node))
     return list(found.values())
+
+
+def at_work(scheduler: Any, names: Compat) -> int:
+    """Return how many requests run or wait; those of open sessions between turns do neither."""
+    running = sum(names.lengths(request) is not None for request in requests_of(scheduler))
+    return running + len(scheduler.waiting_queue)
 
 
 def require(owner: object, *names: str) -> None:
@@ -150,5 +164,21 @@ def _new_sessions(cache: Any) -> Iterator[tuple[KvLengths, Any]]:
             yield KvLengths(kv.req_pool_idx, *lengths), None if lock is None else lock.node
 
 
-_OLD = Compat("0.5.17", _old_row, _old_lengths, _old_end_node, _old_copies, _old_sessions)
-_NEW = Compat("0.5.23", _new_row, _new_lengths, _new_end_node, _new_copies, _new_sessions)
+def _old_dp_rank(scheduler: Any) -> int | None:
+    rank: int | None = scheduler.ps.dp_rank
+    return rank
+
+
+def _new_dp_rank(_: Any) -> int | None:
+    from sglang.srt.runtime_context import get_parallel
+
+    rank: int | None = get_parallel().dp_rank
+    return rank
+
+
+_OLD = Compat(
+    "0.5.17", _old_row, _old_lengths, _old_end_node, _old_copies, _old_sessions, _old_dp_rank
+)
+_NEW = Compat(
+    "0.5.23", _new_row, _new_lengths, _new_end_node, _new_copies, _new_sessions, _new_dp_rank
+)

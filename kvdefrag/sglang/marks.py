@@ -104,13 +104,13 @@ class Marks:
         return original(req, tree_cache, *args, **kwargs)
 
     def around_capacity(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Wrap `ScheduleBatch.check_decode_mem` (0.5.17): give way before anybody is retracted."""
+        """Wrap `ScheduleBatch.check_decode_mem` (0.5.17): reserved slots count as well."""
         if original(batch, *args, **kwargs):
             return True
         allocator = _taken_over(batch.tree_cache)
         if allocator is None:
             return False
-        return allocator.give_way(batch.new_tokens_required_next_decode(*args, **kwargs))
+        return allocator.fits(batch.new_tokens_required_next_decode(*args, **kwargs))
 
     def _marked(self, tree: Any, mark: Any, original: Original, *args: Any, **kwargs: Any) -> Any:
         allocator = _taken_over(tree)

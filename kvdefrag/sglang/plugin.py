@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from kvdefrag.config import Config, load_config
 
 logger = logging.getLogger(__name__)
 
-_ATTRIBUTE = "kvdefrag"
+_ATTRIBUTE, _REFUSED = "kvdefrag", "kvdefrag_refused"
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 
 
 def register() -> None:
@@ -37,11 +39,12 @@ def _hook(config: Config) -> None:
         names = compat()
     except Refusal as refusal:
         logger.warning("kvdefrag refuses, the server runs as stock: %s", refusal)
+        show = _state_of_a_refusal(str(refusal))
+        HookRegistry.register(f"{_SCHEDULER}.get_internal_state", show, HookType.AFTER)
         return
     marks = Marks(names)
     add = HookRegistry.register
     memory, managers = "sglang.srt.mem_cache", "sglang.srt.managers"
-    scheduler = f"{managers}.scheduler.Scheduler"
     add(f"{memory}.allocator.token.TokenToKVPoolAllocator", KvdefragAllocator, HookType.REPLACE)
     add(f"{memory}.allocation.alloc_for_extend", marks.around_extend, HookType.AROUND)
     add(f"{memory}.allocation.alloc_for_decode", marks.around_decode, HookType.AROUND)
@@ -55,9 +58,9 @@ def _hook(config: Config) -> None:
         )
     checker = f"{managers}.scheduler_components.invariant_checker.SchedulerInvariantChecker"
     add(f"{checker}._get_total_uncached_sizes", after_uncached, HookType.AFTER)
-    add(f"{scheduler}.__init__", _after_init(config), HookType.AFTER)
-    add(f"{scheduler}.get_next_batch_to_run", _before_step, HookType.BEFORE)
-    add(f"{scheduler}.get_internal_state", _after_state, HookType.AFTER)
+    add(f"{_SCHEDULER}.__init__", _after_init(config), HookType.AFTER)
+    add(f"{_SCHEDULER}.get_next_batch_to_run", _before_step, HookType.BEFORE)
+    add(f"{_SCHEDULER}.get_internal_state", _after_state, HookType.AFTER)
 
 
 def _after_init(config: Config) -> Callable[..., None]:
@@ -67,16 +70,26 @@ def _after_init(config: Config) -> Callable[..., None]:
         from kvdefrag.sglang.compat import compat
         from kvdefrag.sglang.refusal import Refusal
 
+        setattr(scheduler, _ATTRIBUTE, None)
         try:
             found = Attachment(scheduler, config, compat(), profile_or_default(config.profile))
         except Refusal as refusal:
-            setattr(scheduler, _ATTRIBUTE, None)
-            logger.warning("kvdefrag refuses, the server runs as stock: %s", refusal)
-            return
-        setattr(scheduler, _ATTRIBUTE, found)
-        logger.info(found.describe())
+            _refuse(scheduler, str(refusal))
+        except Exception as fault:
+            # Whatever it is, the server is to start; nothing has been handed out yet.
+            scheduler.token_to_kv_pool_allocator.__dict__.pop("core", None)
+            _refuse(scheduler, f"{type(fault).__name__}: {fault}", exc_info=fault)
+        else:
+            setattr(scheduler, _ATTRIBUTE, found)
+            if scheduler.metrics_collector_context.is_stats_logging_rank:
+                logger.info(found.describe())
 
     return attach
+
+
+def _refuse(scheduler: Any, why: str, *, exc_info: Exception | None = None) -> None:
+    setattr(scheduler, _REFUSED, why)
+    logger.warning("kvdefrag refuses, the server runs as stock: %s", why, exc_info=exc_info)
 
 
 def _before_step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -86,5 +99,18 @@ def _before_step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _after_state(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    attachment = getattr(scheduler, _ATTRIBUTE, None)
-    result.internal_state[_ATTRIBUTE] = attachment.state() if attachment else {"active": False}
+    try:
+        attachment = getattr(scheduler, _ATTRIBUTE, None)
+        refused = getattr(scheduler, _REFUSED, None)
+        state = attachment.state() if attachment else {"active": False, "refused": refused}
+        result.internal_state[_ATTRIBUTE] = state
+    except Exception:
+        logger.exception("kvdefrag: its state could not be shown")
+
+
+def _state_of_a_refusal(why: str) -> Callable[..., None]:
+    def show(result: Any, *args: Any, **kwargs: Any) -> None:
+        with suppress(Exception):
+            result.internal_state[_ATTRIBUTE] = {"active": False, "refused": why}
+
+    return show

@@ -9,8 +9,9 @@ class Refusal(Exception):
     Args:
         what: Setting, class or attribute that stands in the way, with its value.
         why: What is supported instead.
+        change: What to do about it, in words; empty if nothing can be.
     """
 
-    def __init__(self, what: str, why: str) -> None:
+    def __init__(self, what: str, why: str, change: str = "") -> None:
         super().__init__(f"{what}: {why}")
-        self.what = what
+        self.what, self.change = what, change

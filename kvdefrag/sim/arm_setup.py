@@ -26,6 +26,7 @@ def make_allocator(
         "discipline": placement.free_list,
         "reservation": placement.reservation,
         "reorder_interval": placement.reorder_interval,
+        "evict_for_pages": placement.evict_for_pages,
         "checks": placement.checks,
     }
     if recorder is not None:

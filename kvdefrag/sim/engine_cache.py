@@ -7,6 +7,7 @@ import torch
 
 from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.demand import Demand, IntArray
+from kvdefrag.core.room import make_room
 from kvdefrag.errors import IntegrityError
 from kvdefrag.sim.engine_rows import Rows
 from kvdefrag.sim.radix import RadixTree
@@ -93,7 +94,7 @@ class PrefixCache:
 
     def allocate(self, demand: Demand) -> IntArray | None:
         """Evict as needed, then hand out the slots of `demand`; None if they are not there."""
-        self.make_room(self._allocator.slots_needed(demand))
+        make_room(self._allocator, demand, self.make_room)
         slots = self._allocator.alloc_for(demand)
         return None if slots is None else slots.numpy()
 

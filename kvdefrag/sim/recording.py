@@ -35,6 +35,7 @@ class Recording:
             rows=rows,
             context=context,
             window=options.spec_window,
+            evicts_for_pages=arm.config.placement.evicts_for_pages,
             policy=arm.name,
             kvdefrag=__version__,
         )

@@ -8,10 +8,11 @@ import numpy as np
 import torch
 
 from kvdefrag.core import events as ev
-from kvdefrag.core.demand import IntArray, Kind, ragged
+from kvdefrag.core.demand import Demand, IntArray, Kind, ragged
 from kvdefrag.core.events import Event, Header
 from kvdefrag.core.logged_rows import LoggedRows
 from kvdefrag.core.profile import DeviceProfile
+from kvdefrag.core.room import make_room, wants
 from kvdefrag.core.view import EngineView
 from kvdefrag.errors import SlotError
 from kvdefrag.sim.arm_setup import make_allocator, make_defragmenter, relocates, tracker_of
@@ -87,6 +88,7 @@ class ArmReplay:
         sample_every: int = 16,
     ) -> None:
         self._arm, self._ahead, self._sample_every = arm, ahead, sample_every
+        self._pages_made = header.evicts_for_pages
         self._early = np.zeros(header.size + 1, dtype=np.bool_)
         self._table = torch.zeros((header.rows, header.context), dtype=torch.int32)
         self._timer = StepTimer(profile, verify=header.window > 0)
@@ -182,6 +184,12 @@ class ArmReplay:
             recorded = recorded[~early]
         self.allocator.free(torch.from_numpy(self.slot_map.take(recorded)))
 
+    def _make_room_for(self, demand: Demand) -> None:
+        # What the recorded run evicted for the sake of pages is in the log already.
+        slots = wants(self.allocator, demand).slots
+        most = slots if self._pages_made else self.allocator.size
+        make_room(self.allocator, demand, lambda count: self._make_room(min(count, most)))
+
     def _make_room(self, count: int) -> None:
         if count <= self.allocator.available_size():
             return
@@ -199,7 +207,7 @@ class ArmReplay:
         if event.kind is Kind.PLAIN:
             slots = self.allocator.alloc(count)
         else:
-            self._make_room(self.allocator.slots_needed(event.demand))
+            self._make_room_for(event.demand)
             slots = self.allocator.alloc_for(event.demand)
         if slots is None:
             free = self.allocator.available_size() + self.allocator.reserved_size()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -280,32 +281,105 @@ def test_sub_allocators_of_hybrid_windows_stay_stock(monkeypatch: pytest.MonkeyP
     assert both.swa_attn_allocator.available_size() == 12
 
 
+class Mark:
+    """Somebody with rows, lengths and a number of slots wanted for each row."""
+
+    def __init__(self, kind: str, *wanted: tuple[int, int, int]) -> None:
+        self._kind, self._wanted = kind, wanted
+        self.made_room: list[int] = []
+
+    def demand(self) -> Any:
+        from kvdefrag.core.demand import Demand, Kind
+
+        columns = (np.array(c, dtype=np.int64) for c in zip(*self._wanted, strict=True))
+        return Demand(Kind(self._kind), *columns)
+
+    def make_room(self, count: int) -> None:
+        self.made_room.append(count)
+
+
+def marked(allocator: Any, kind: str, *wanted: tuple[int, int, int]) -> list[int]:
+    """Return the slots that are given to `wanted`, and write them into the table as SGLang does."""
+    allocator.mark = Mark(kind, *wanted)
+    slots = allocator.alloc(sum(count for _, _, count in wanted))
+    table, at = allocator.core.reservations.table, 0
+    for row, start, count in wanted:
+        table[row, start : start + count] = slots[at : at + count]
+        at += count
+    return list(slots.tolist())
+
+
 def test_a_mark_is_used_once_and_not_for_another_count() -> None:
-    from kvdefrag.core.demand import Demand, Kind
-
     allocator = make(64, "two_ended with reservation")
-    made_room = []
-
-    class Mark:
-        def demand(self) -> Any:
-            rows = torch.tensor([1, 2]).numpy()
-            return Demand(Kind.EXTEND, rows, rows * 0, rows * 0 + 4)
-
-        def make_room(self, count: int) -> None:
-            made_room.append(count)
-
-    allocator.mark = Mark()
+    allocator.mark = mark = Mark("extend", (1, 0, 4), (2, 0, 4))
     slots = allocator.alloc(8)
 
     assert allocator.mark is None
     assert len(slots) == 8
-    assert made_room == [32]
     assert allocator.available_size() == 64 - 32
     assert allocator.core.reserved_size() == 24
-    allocator.mark = Mark()
+    # A mark that is not about this allocation: the rows behind it are not known.
+    allocator.mark = mark
     assert len(allocator.alloc(3)) == 3
-    assert made_room == [32]
     assert allocator.core.reserved_size() == 0
+
+
+def test_room_is_made_for_whole_pages() -> None:
+    allocator = make(64, "two_ended with reservation")
+    allocator.alloc(40)
+    allocator.mark = mark = Mark("extend", (1, 0, 4), (2, 0, 4))
+    allocator.alloc(8)
+
+    assert mark.made_room[0] == 32
+
+
+def crowded() -> Any:
+    """Return an allocator of 63 slots, all out: three rows of 3, 1 and 16 tokens hold a page each.
+
+    All other slots are somebody else's.
+    """
+    allocator = make(63, "two_ended with reservation")
+    marked(allocator, "extend", (1, 0, 3), (2, 0, 1), (3, 0, 16))
+    allocator.alloc(allocator.available_size())
+    return allocator
+
+
+def test_a_decode_step_that_fits_by_what_is_reserved_gives_nothing_back() -> None:
+    allocator = crowded()
+    tree = MagicMock(**{"supports_prefix_sharing.return_value": False})
+    assert (allocator.available_size(), allocator.core.reserved_size()) == (0, 28)
+
+    for count, fits in ((3, True), (28, True), (29, False)):
+        assert allocator.fits(count) is fits
+        if hasattr(allocator, "evict_to_free_tokens"):  # 0.5.23
+            asked = allocator.check_decode_capacity(num_tokens=count, tree_cache=tree)
+            assert asked is fits
+    assert allocator.core.reserved_size() == 28
+
+
+def test_under_pressure_only_the_row_with_most_in_reserve_gives_back() -> None:
+    allocator = crowded()
+    first, second = (allocator.core.reservations.table[row, 0].item() for row in (1, 2))
+
+    taken = marked(allocator, "decode", (1, 3, 1), (2, 1, 1), (3, 16, 1))
+
+    # Rows 1 and 2 go on in their pages; row 3 gets a slot from the end of row 2's.
+    assert taken[:2] == [first + 3, second + 1]
+    assert second + 2 <= taken[2] < second + 16
+    assert allocator.core.reserved_size() == 12
+    assert allocator.available_size() == 13
+    for position in range(17, 22):
+        more = marked(allocator, "decode", (3, position, 1))
+        assert second + 2 <= more[0] < second + 16
+    assert allocator.core.reserved_size() == 12
+
+
+def test_without_reservation_only_free_slots_count() -> None:
+    allocator = make(16, "two_ended")
+    allocator.alloc(14)
+
+    assert [allocator.fits(n) for n in (2, 3)] == [True, False]
+    assert not make(16, "stock").fits(1)
 
 
 def test_a_fault_while_placing_makes_it_stock_and_is_told() -> None:
@@ -319,6 +393,175 @@ def test_a_fault_while_placing_makes_it_stock_and_is_told() -> None:
     assert len(taken) == 4
     assert allocator.available_size() == 60
     assert isinstance(told[0], ZeroDivisionError)
+
+
+def _break(owner: Any, name: str, *, after: bool) -> Any:
+    """Have `owner.name` raise, before or after it has done its work."""
+    original = getattr(owner, name)
+
+    def broken(*args: Any, **kwargs: Any) -> Any:
+        if after:
+            original(*args, **kwargs)
+        raise RuntimeError("planted")
+
+    return patch.object(owner, name, broken)
+
+
+# Parts of the core that an allocation goes through, and whether its demand takes new slots.
+STATIONS = [
+    ("checks", "taken", "extend"),
+    ("reservations", "write", "extend"),
+    ("reservations", "note_singles", "extend"),
+    ("reservations", "commit", "extend"),
+    ("reservations", "read", "extend"),
+    ("_filler", "fill", "extend"),
+    ("reservations", "commit", "decode"),
+    ("reservations", "read", "decode"),
+    ("", "alloc_for", "decode"),
+    ("", "alloc_for", "extend"),
+    ("reservations", "give_back", "pressed"),
+    ("checks", "admit", "pressed"),
+    ("free_list", "put", "pressed"),
+]
+# What `give_back` returns is nowhere else: it does nothing that could fail after its work.
+AMID = [
+    (*station, after) for station in STATIONS for after in (False, True) if "give" not in station[1]
+]
+
+
+@pytest.mark.parametrize(("part", "name", "kind", "after"), AMID)
+def test_a_fault_amid_an_allocation_loses_no_slot_and_gives_none_twice(
+    part: str, name: str, kind: str, after: bool
+) -> None:
+    allocator = crowded() if kind == "pressed" else make(63, "two_ended with reservation")
+    wanted = {"extend": [(4, 0, 5), (5, 0, 6)], "decode": [(1, 3, 1), (2, 1, 1)]}
+    wanted["pressed"] = [(1, 3, 1), (2, 1, 1), (3, 16, 1)]
+    if kind == "extend":
+        marked(allocator, "extend", (3, 0, 16))
+    elif kind == "decode":
+        marked(allocator, "extend", (1, 0, 3), (2, 0, 1))
+    out = set(range(1, 64)) - owned(allocator)
+    allocator.mark = Mark("extend" if kind == "extend" else "decode", *wanted[kind])
+
+    with _break(getattr(allocator.core, part) if part else allocator.core, name, after=after):
+        taken = allocator.alloc(sum(count for _, _, count in wanted[kind]))
+
+    assert allocator.core is None
+    free = allocator.free_pages.tolist()
+    assert len(set(free)) == len(free) == allocator.available_size()
+    assert set(free) | set(taken.tolist()) | out == set(range(1, 64))
+    assert not set(free) & set(taken.tolist())
+    assert not (set(free) | set(taken.tolist())) & out
+
+
+def owned(allocator: Any) -> set[int]:
+    """Return the slots that are free or in reserve."""
+    reserved = allocator.core.reservations.reserved()
+    return {*allocator.free_pages.tolist(), *reserved.tolist()}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["free", "put"])
+def test_a_fault_amid_a_free_loses_no_slot(name: str, after: bool) -> None:
+    allocator = make(63, "two_ended with reservation")
+    row = marked(allocator, "extend", (1, 0, 3))
+    owner = allocator.core if name == "free" else allocator.core.free_list
+
+    with _break(owner, name, after=after):
+        allocator.free(torch.tensor(row))
+
+    assert allocator.core is None
+    assert sorted(allocator.free_pages.tolist()) == list(range(1, 64))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["free", "put"])
+def test_a_fault_at_the_end_of_a_free_group_loses_no_slot(name: str, after: bool) -> None:
+    allocator = make(63, "two_ended with reservation")
+    row = torch.tensor(marked(allocator, "extend", (1, 0, 3)))
+    owner = allocator.core if name == "free" else allocator.core.free_list
+
+    allocator.free_group_begin()
+    allocator.free(row[:2])
+    allocator.free(row[2:])
+    with _break(owner, name, after=after):
+        allocator.free_group_end()
+
+    assert allocator.core is None
+    assert sorted(allocator.free_pages.tolist()) == list(range(1, 64))
+
+
+@pytest.mark.parametrize("name", ["clear", "resize"])
+def test_a_fault_amid_a_new_start_leaves_every_slot_free(name: str) -> None:
+    allocator = make(63, "two_ended with reservation")
+    told: list[Exception] = []
+    allocator.on_fault = told.append
+    allocator.alloc(9)
+
+    with _break(allocator.core, name, after=False):
+        if name == "clear":
+            allocator.clear()
+        else:
+            allocator.resize(SimpleNamespace(max_total_num_tokens=63))
+
+    assert allocator.core is None
+    assert len(told) == 1
+    assert sorted(allocator.free_pages.tolist()) == list(range(1, 64))
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["free", "put", "admit"])
+def test_a_fault_amid_a_release_loses_no_slot(name: str, after: bool) -> None:
+    from kvdefrag.sglang.compat import KvLengths
+    from kvdefrag.sglang.marks import Marks
+
+    allocator = make(63, "two_ended with reservation")
+    row = marked(allocator, "extend", (1, 0, 3))
+    core = allocator.core
+    owner = {"free": core, "put": core.free_list, "admit": core.checks}[name]
+    marks = Marks(SimpleNamespace(lengths=lambda request: KvLengths(1, 0, 3, 3)))
+    tree = SimpleNamespace(token_to_kv_pool_allocator=allocator)
+
+    with _break(owner, name, after=after):
+        marks.around_release(lambda *args: allocator.free(torch.tensor(row)), None, tree)
+
+    assert allocator.core is None
+    assert sorted(allocator.free_pages.tolist()) == list(range(1, 64))
+
+
+def test_a_fault_while_room_is_made_does_not_place_any_more() -> None:
+    allocator = make(64, "two_ended with reservation")
+    held = allocator.alloc(40)
+    mark = Mark("extend", (1, 0, 4), (2, 0, 4))
+    mark.make_room = lambda count: allocator.free(held[:20])
+    allocator.mark = mark
+
+    with _break(allocator.core.free_list, "put", after=False):
+        taken = allocator.alloc(8)
+
+    assert allocator.core is None
+    names = [*allocator.free_pages.tolist(), *taken.tolist(), *held[20:].tolist()]
+    assert sorted(names) == list(range(1, 65))
+
+
+def test_a_fault_before_an_allocation_leaves_the_one_before_alone() -> None:
+    allocator = make(63, "two_ended with reservation")
+    row = marked(allocator, "extend", (1, 0, 3))
+    allocator.mark = SimpleNamespace(demand=lambda: 1 / 0)
+
+    taken = allocator.alloc(4).tolist()
+
+    assert sorted([*allocator.free_pages.tolist(), *taken, *row]) == list(range(1, 64))
+
+
+def test_a_wrong_count_is_the_callers_fault_and_not_ours() -> None:
+    from kvdefrag.errors import SlotError
+
+    allocator = make(16)
+
+    with pytest.raises(SlotError, match="cannot allocate -1 slots"):
+        allocator.alloc(-1)
+    assert allocator.core is not None
 
 
 def test_a_fault_amid_a_free_group_loses_no_slot() -> None:

@@ -24,7 +24,8 @@ from kvdefrag.core.logged_rows import LoggedRows
 from kvdefrag.core.view import EngineView
 from kvdefrag.errors import ConfigError, TraceError
 
-HEADER = Header(size=64, page=4, rows=5, context=32, window=0, policy="stock", kvdefrag="0.1.0")
+HEADER = Header(size=64, page=4, rows=5, context=32, window=0, evicts_for_pages=True,
+                policy="stock", kvdefrag="0.1.0")  # fmt: skip
 
 
 def ints(*values: int) -> np.ndarray:
@@ -125,6 +126,7 @@ def test_the_header_says_version_and_sizes(tmp_path: Path) -> None:
         "rows": 5,
         "context": 32,
         "window": 0,
+        "evicts_for_pages": True,
         "policy": "stock",
         "kvdefrag": "0.1.0",
     }

@@ -106,3 +106,45 @@ def test_a_row_is_amid_a_group_until_a_page_of_single_slots_is_full(book: Reserv
     assert amid == [False, True, True, True, False, True, False]
     book.note_singles(rows, ints(7), np.array([False]))
     assert book.mid_group(rows, ints(8)).tolist() == [False]
+
+
+def test_those_that_hold_most_give_first_and_equals_by_number(book: Reservations):
+    for row, count in ((1, 3), (2, 4), (3, 3)):
+        hold(book, row, 0, *range(10 * row, 10 * row + count))
+    book.commit(demand((1, 0, 1), (2, 0, 1), (3, 0, 1)))
+
+    assert book.givers(book.allocated).tolist() == [2, 1, 3]
+    # Row 2 keeps all it holds, row 1 all but one.
+    assert book.givers(ints(0, 2, 4, 1)).tolist() == [3, 1]
+    assert book.givers(book.held).tolist() == []
+
+
+def test_what_is_reserved_is_read_from_all_rows(book: Reservations):
+    hold(book, 1, 0, 11, 12, 13, 14)
+    hold(book, 3, 2, 31, 32)
+    book.commit(demand((1, 0, 1), (3, 2, 1)))
+
+    assert book.reserved().tolist() == [12, 13, 14, 32]
+
+
+def test_a_demand_that_is_withdrawn_leaves_its_slots_reserved(book: Reservations):
+    hold(book, 1, 0, 11, 12, 13, 14)
+    book.commit(demand((1, 0, 2)))
+    again = demand((1, 2, 1), (2, 0, 0))
+    book.commit(again)
+    book.withdraw(again)
+
+    assert book.allocated.tolist() == [0, 2, 0, 0]
+    assert book.reserved().tolist() == [13, 14]
+
+
+def test_a_row_whose_tokens_the_engine_cut_is_estranged_though_nothing_is_reserved(
+    book: Reservations,
+):
+    hold(book, 1, 0, 11, 12, 13, 14)
+    book.commit(demand((1, 0, 4)))
+
+    # Positions 2 and 3 were freed: the row names slots there that are somebody else's.
+    assert book.estranged(demand((1, 2, 1))).tolist() == [1]
+    assert book.estranged(demand((1, 4, 1))).tolist() == []
+    assert book.estranged(demand((2, 5, 1))).tolist() == []

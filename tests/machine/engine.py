@@ -23,6 +23,7 @@ from kvdefrag.core.plan import MovePlan
 from kvdefrag.core.profile import AttentionCost, DeviceProfile
 from kvdefrag.core.readback import Readback
 from kvdefrag.core.report import StepReport
+from kvdefrag.core.room import make_room
 from kvdefrag.core.view import EngineView
 from kvdefrag.sim.radix import RadixTree
 from kvdefrag.sim.radix_node import Node, path, path_slots
@@ -175,6 +176,7 @@ class Engine:
             discipline=shape.discipline,
             reservation=shape.reservation,
             reorder_interval=shape.interval,
+            evict_for_pages=True,
             checks=shape.checks,
             readback=self.readback if shape.device_form else None,
         )
@@ -320,6 +322,12 @@ class Engine:
         """Evict cached prefixes, least recently used first."""
         self.free(torch.from_numpy(self.tree.evict(count)))
 
+    def evict_until(self, count: int) -> None:
+        """Evict until `count` slots are free, as far as that goes."""
+        short = count - self.allocator.available_size()
+        if short > 0:
+            self.evict(short)
+
     def flush(self) -> None:
         """Forget all requests and all that is cached."""
         self.requests.clear()
@@ -339,9 +347,7 @@ class Engine:
         self, kind: Kind, batch: Sequence[Request], starts: IntArray, counts: IntArray
     ) -> Tensor | None:
         demand = Demand(kind, _array(r.row for r in batch), starts, counts)
-        short = self.allocator.slots_needed(demand) - self.allocator.available_size()
-        if short > 0:
-            self.evict(short)
+        make_room(self.allocator, demand, self.evict_until)
         slots = self.allocator.alloc_for(demand)
         if slots is None:
             return None

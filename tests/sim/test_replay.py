@@ -95,12 +95,12 @@ def follow(path: Path, name: str, check: Callable[[ArmReplay, Event], None]) -> 
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Recordings of two policies, of which the second moves rows."""
     folder = tmp_path_factory.mktemp("logs")
-    return {name: record(folder, name)[2] for name in ("stock", "all")}
+    return {name: record(folder, name)[2] for name in ("stock", "placement+tenure")}
 
 
 @pytest.mark.parametrize(
     ("name", "spec_window"),
-    [*((name, 0) for name in NAMES if name != "packed"), ("stock", 4), ("all", 4)],
+    [*((name, 0) for name in NAMES if name != "packed"), ("stock", 4), ("placement+tenure", 4)],
 )
 def test_a_replay_under_the_same_policy_gives_the_same_slots(
     tmp_path: Path, name: str, spec_window: int
@@ -122,9 +122,9 @@ def test_a_replay_under_the_same_policy_gives_the_same_slots(
 
 
 def test_the_replays_of_every_series_and_map_are_those_of_the_recorded_run(tmp_path: Path) -> None:
-    direct, _, path = record(tmp_path, "all")
+    direct, _, path = record(tmp_path, "placement+tenure")
 
-    again = replayed(path, "all")
+    again = replayed(path, "placement+tenure")
 
     assert direct.metrics["moved_rows_per_decoded_token"] > 0
     for name, values in direct.series.items():
@@ -134,7 +134,12 @@ def test_the_replays_of_every_series_and_map_are_those_of_the_recorded_run(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("recorded", "name"), [*(("stock", name) for name in NAMES), ("all", "stock"), ("all", "all")]
+    ("recorded", "name"),
+    [
+        *(("stock", name) for name in NAMES),
+        ("placement+tenure", "stock"),
+        ("placement+tenure", "placement+tenure"),
+    ],
 )
 def test_rows_hold_what_the_log_says_under_any_policy(
     logs: dict[str, Path], recorded: str, name: str
@@ -200,8 +205,8 @@ def test_a_replay_documents_its_metrics_and_says_what_it_cannot_know(
 
 
 def test_a_recording_changes_nothing(tmp_path: Path) -> None:
-    recorded, _, _ = record(tmp_path, "all")
-    quiet = ArmRun(built_in("all", page=PAGE), run_options(tmp_path)).run()
+    recorded, _, _ = record(tmp_path, "placement+tenure")
+    quiet = ArmRun(built_in("placement+tenure", page=PAGE), run_options(tmp_path)).run()
 
     assert repeatable(recorded.metrics) == repeatable(quiet.metrics)
 
@@ -226,7 +231,8 @@ def ints(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-HEADER = Header(size=64, page=16, rows=5, context=64, window=0, policy="live", kvdefrag="0.1.0")
+HEADER = Header(size=64, page=16, rows=5, context=64, window=0, evicts_for_pages=False,
+                policy="live", kvdefrag="0.1.0")  # fmt: skip
 
 
 def by_hand(tmp_path: Path, *events: Event) -> EventLog:

@@ -6,12 +6,14 @@ import json
 import sys
 from pathlib import Path
 
+from kvdefrag.metrics.prometheus import COUNTERS, GAUGES
 from kvdefrag.sim.metric import Metric
 from kvdefrag.sim.metrics import METRICS
 from kvdefrag.sim.report.json_out import SERIES, schema
 
 _INTRO = """\
-<!-- Made by `python -m kvdefrag.sim.report.docs`; change kvdefrag/sim/metrics.py instead. -->
+<!-- Made by `python -m kvdefrag.sim.report.docs`; change kvdefrag/sim/metrics.py and
+kvdefrag/metrics/prometheus.py instead. -->
 
 # Metrics of `kvdefrag simulate`
 
@@ -44,13 +46,29 @@ _SERIES = """
 |---|---|
 """
 
+_LIVE = """
+# Metrics of a live server
+
+Exported at SGLang's `/metrics` when the server runs with `--enable-metrics` and
+`observe.prometheus` is on, by the ranks that export SGLang's own and with the same labels. They are
+brought up to date every `observe.log_interval` steps; the layout is measured then, over the tokens
+that the running requests have committed, and on a GPU told one interval later.
+
+Share of a second that kvdefrag takes from the scheduler: `rate(kvdefrag:step_seconds_total[1m])`.
+Mean run: `kvdefrag:tokens / kvdefrag:runs`. Bytes copied per second, read and written each:
+`sum(rate(kvdefrag:moved_bytes_total[1m]))`.
+
+| name | type | own label | definition |
+|---|---|---|---|
+"""
+
 
 def metrics_markdown() -> str:
     """Write the page that defines every metric and series."""
     rows = "\n".join(_row(metric) for metric in METRICS)
     series = "\n".join(f"| `{name}` | {text} |" for name, text in SERIES.items())
     head = "\n| name | column | unit | better | definition |\n|---|---|---|---|---|\n"
-    return f"{_INTRO}{_SCALARS}{head}{rows}\n{_SERIES}{series}\n"
+    return f"{_INTRO}{_SCALARS}{head}{rows}\n{_SERIES}{series}\n{_LIVE}{_live_rows()}\n"
 
 
 def schema_json() -> str:
@@ -62,6 +80,15 @@ def write_docs(folder: Path) -> None:
     """Write both files into a folder that exists."""
     (folder / "metrics.md").write_text(metrics_markdown(), encoding="utf-8")
     (folder / "simulate.schema.json").write_text(schema_json(), encoding="utf-8")
+
+
+def _live_rows() -> str:
+    counters = [("counter", f"{name}_total", found) for name, found in COUNTERS.items()]
+    gauges = [("gauge", name, found) for name, found in GAUGES.items()]
+    return "\n".join(
+        f"| `kvdefrag:{name}` | {kind} | {found.label} | {found.text} |"
+        for kind, name, found in (*counters, *gauges)
+    )
 
 
 def _row(metric: Metric) -> str:

@@ -40,6 +40,7 @@ class Engine:
     """One scheduler, driven by its own event loop.
 
     Args:
+        rank: Of this process among those that share a model by tensors; each on its own GPU.
         options: Server arguments over `OPTIONS`.
 
     Attributes:
@@ -51,12 +52,12 @@ class Engine:
         sent: Everything the scheduler sent out.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, rank: int = 0, **options: Any) -> None:
         from sglang.srt.server_args import ServerArgs
 
         threads = torch.get_num_threads()
         own_port = {"nccl_port": _free_port()}
-        self.scheduler = _scheduler(ServerArgs(**OPTIONS | own_port | options))
+        self.scheduler = _scheduler(ServerArgs(**OPTIONS | own_port | options), rank)
         torch.set_num_threads(threads)
         self.iteration = 0
         self.sent: list[Any] = []
@@ -133,7 +134,7 @@ def _free_port() -> int:
     raise RuntimeError("no free port in 22000..29999")
 
 
-def _scheduler(server_args: Any) -> Any:
+def _scheduler(server_args: Any, rank: int) -> Any:
     from sglang.srt.managers.scheduler import Scheduler
     from sglang.srt.runtime_context import publish
     from sglang.srt.server_args import PortArgs
@@ -143,10 +144,10 @@ def _scheduler(server_args: Any) -> Any:
     ports = PortArgs.init_new(server_args)
     if "gpu_id" in inspect.signature(Scheduler.__init__).parameters:  # 0.5.17
         publish(server_args, role="scheduler")
-        return Scheduler(server_args, ports, 0, 0, 0, 0, 0, 0, None)
+        return Scheduler(server_args, ports, rank, rank, 0, 0, 0, 0, None)
     from sglang.srt.runtime_context import SpawnRanks
 
-    ranks = SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0)
+    ranks = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=rank)
     publish(server_args, role="scheduler", ranks=ranks)
     return Scheduler(server_args, ports)
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from kvdefrag.core import commit, holders, relocator
+from kvdefrag.core import commit, holders, programs, relocator
 from kvdefrag.core.host_two_ended import HostTwoEndedFreeList
 
 
@@ -104,12 +104,26 @@ def _marks() -> Any:
     return marks
 
 
+def _allocator() -> Any:
+    from kvdefrag.sglang import allocator
+
+    return allocator
+
+
 # Behind SGLang's own allocation calls and not in our step: the allocator becomes stock again.
 OUTSIDE: dict[str, Point] = {
     "demand of a prefill": Point(lambda run: _marks().ExtendMark, "demand", 3),
     "demand of a decode": Point(lambda run: _marks().DecodeMark, "demand", 7),
-    "room": Point(lambda run: _marks().DecodeMark, "make_room", 7),
+    "room": Point(lambda run: _allocator(), "make_room", 7),
     "placing": Point(_core, "alloc_for", 11),
+    "placing done": Point(_core, "alloc_for", 11, after=True),
+    "rows filled": Point(lambda run: _core(run)._filler, "fill", 5, after=True),
+    "slots noted": Point(lambda run: _core(run).checks, "taken", 5),
+    "row written": Point(lambda run: _core(run).reservations, "write", 5, after=True),
+    "demand noted": Point(lambda run: _core(run).reservations, "commit", 11, after=True),
+    "slots read": Point(lambda run: _core(run).reservations, "read", 11),
+    "slots freed": Point(lambda run: _core(run).free_list, "put", 2),
+    "frees of a group": Point(_core, "free_group_end", 2),
     "release": Point(_core, "release", 2),
 }
 POINTS: dict[str, Point] = {
@@ -117,10 +131,10 @@ POINTS: dict[str, Point] = {
     "policy blocked": Point(lambda run: run.policy, "blocked", 9),
     "policy decide": Point(lambda run: run.policy, "decide", 9),
     "look": Point(lambda run: run.attachment, "_look", 9),
-    "tree": Point(lambda run: run.attachment, "_tree_values"),
-    "copies": Point(lambda run: run.attachment, "_copies"),
+    "tree": Point(lambda run: run.attachment.looker, "tree_values"),
+    "copies": Point(lambda run: run.attachment.looker, "copies"),
     "observe": Point(lambda run: _defragmenter(run).tracker, "observe", 9),
-    "planner of tenure": Point(lambda run: relocator, "plan_tenure"),
+    "planner of tenure": Point(lambda run: programs, "plan_tenure"),
     "planner of evacuation": Point(lambda run: relocator, "plan_evacuation"),
     "planner of gathering": Point(lambda run: relocator, "plan_gather"),
     "planner of lowering": Point(lambda run: relocator, "plan_lower"),

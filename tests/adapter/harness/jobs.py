@@ -96,6 +96,44 @@ ONLY_OLD = [("the prefix indices are left out", "llama-chunked", True, "prefix i
 ONLY_NEW = [("a tree lock is spoilt", "llama-python-core", True, "lock_ref")]
 
 
+IDLE = ["llama-sessions", "llama-sessions-overlap"]
+RECORDED = ["llama-chunked", "llama-retract-overlap", "llama-flush", "mla-no-tree"]
+RECORDED_SPECULATION = ["eagle-topk-4-overlap-chunked"]
+
+
+def _idle(name: str) -> dict[str, Any]:
+    # Nothing but the packing of an idle engine may move a row.
+    mechanisms = {"tenure": False, "evacuation": False, "on_demand": True}
+    relocation = {"mechanisms": mechanisms, "tenure_interval": 1, "backoff_max_shift": 0}
+    settings = {"relocation": relocation, "placement": {"reservation": False}}
+    return {"kind": "serve", "case": name, "settings": settings}
+
+
+# What stands in the way, and what is said then.
+REFUSED = {
+    "captured": "--enable-return-indexer-topk: captured indexer choices are kept by slot",
+    "settings": "ConfigError: placement.reservation: true needs ",
+}
+
+
+def _refused() -> dict[str, dict[str, Any]]:
+    shared = {"kind": "refuse", "case": "llama-chunked"}
+    return {
+        "captured": shared | {"options": {"enable_return_indexer_topk": True}},
+        "settings": shared | {"settings": {"placement": {"free_list": "fifo"}}},
+    }
+
+
+def _recorded() -> dict[str, dict[str, Any]]:
+    off = {"relocation": {"mode": "off"}}
+    found: dict[str, dict[str, Any]] = {
+        name: {"kind": "record", "case": name, "settings": off}
+        for name in (*RECORDED, *RECORDED_SPECULATION)
+    }
+    found["moves"] = {"kind": "record", "case": "llama-retract", "chaos": 21}
+    return found
+
+
 def oversights() -> list[tuple[str, str, bool, str | None]]:
     """Return the plants that this version is tried with."""
     return OVERSIGHTS + (ONLY_OLD if VERSION == "0.5.17" else ONLY_NEW)
@@ -145,7 +183,12 @@ def jobs() -> dict[str, Job]:
         "injected": Job(injected),
         "first replica": Job(replicas, variables={"PYTHONHASHSEED": "1"}),
         "second replica": Job(slow, variables={"PYTHONHASHSEED": "2"}),
-        "engine": Job({"engine": {"kind": "engine"}}),
+        "engine": Job(
+            {"engine": {"kind": "engine"}}, variables={"KVDEFRAG_OBSERVE__LOG_INTERVAL": "5"}
+        ),
+        "idle": Job({name: _idle(name) for name in IDLE}),
+        "recorded": Job(_recorded()),
+        "refused": Job(_refused()),
         "lockstep": Job(
             {
                 lockstep_key(discipline, overlap, pool): {

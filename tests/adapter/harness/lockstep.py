@@ -97,6 +97,7 @@ class Lockstep:
             page=PAGE,
             discipline=discipline,  # type: ignore[arg-type]
             reservation=reservation,
+            evict_for_pages=True,
         )
         self.model = Model(self._options, self._slots, self._table, self._arrivals(), lambda _: 1.0)
         self._requests: dict[int, Any] = {}

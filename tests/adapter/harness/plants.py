@@ -37,7 +37,7 @@ def tree_left_out(run: Any) -> AbstractContextManager[Any]:
 
 def copies_left_out(run: Any) -> AbstractContextManager[Any]:
     """The prefix indices of a chunked request keep the old slots (0.5.17)."""
-    return patch.object(run.attachment, "_copies", lambda: ())
+    return patch.object(run.attachment.looker, "copies", lambda: ())
 
 
 @contextmanager
@@ -124,7 +124,7 @@ def tree_spoilt(run: Any) -> AbstractContextManager[Any]:
 
     def spoil() -> None:
         owners = owners_of(run.scheduler, compat())
-        values = run.attachment._tree_values(node for _, node in owners)
+        values = run.attachment.looker.tree_values(node for _, node in owners)
         if values:
             values[0][:1] = values[0][1:2]
 

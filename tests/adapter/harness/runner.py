@@ -136,10 +136,11 @@ class Run:
             self.outputs[rid] = list(request.output_ids)[:count]
 
     def _watch(self, models: Path) -> Watch:
-        from kvdefrag.sglang.pools import _draft_pools
+        from kvdefrag.sglang.pools import _draft_runners
 
         book = Codebook(models / self._case.model)
-        return Watch(self.scheduler, book, list(_draft_pools(self.scheduler)))
+        drafts = [runner.token_to_kv_pool for runner in _draft_runners(self.scheduler)]
+        return Watch(self.scheduler, book, drafts)
 
     def _step_watched(self) -> None:
         attachment, watch = self.attachment, self.watch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from harness.cases import BY_NAME
+from harness.cases import BY_NAME, Case
 from harness.runner import Run
 from harness.settings import settings
 
@@ -63,18 +65,66 @@ def engine(task: dict[str, Any], models: Path) -> dict[str, Any]:
     from harness.engine import OPTIONS
 
     case = BY_NAME["llama-overlap"]
-    made = sglang.Engine(model_path=str(models / case.model), **OPTIONS | case.options)
+    options = OPTIONS | case.options | {"enable_metrics": True}
+    made = sglang.Engine(model_path=str(models / case.model), **options)
     asks = case.workload.asks
     answers = made.generate(
         input_ids=[list(a.tokens) for a in asks],
         sampling_params=[{"temperature": 0, "max_new_tokens": a.count} for a in asks],
     )
     states = made.get_server_info()["internal_states"]
+    exported = _exported()
     made.shutdown()
     return {
         "outputs": {a.rid: r["output_ids"] for a, r in zip(asks, answers, strict=True)},
         "states": [state.get("kvdefrag") for state in states],
+        "exported": exported,
     }
+
+
+def _exported() -> list[dict[str, Any]]:
+    # As the front end does it: from the folder that the processes share.
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)
+    samples = [sample for family in registry.collect() for sample in family.samples]
+    wanted = [s for s in samples if s.name.startswith(("kvdefrag:", "sglang:num_running_reqs"))]
+    return [{"name": s.name, "labels": s.labels, "value": s.value} for s in wanted]
+
+
+def refuse(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve a case on a scheduler that the plugin does not attach to; return what it shows."""
+    from sglang.srt.managers.io_struct import GetInternalStateReq
+
+    case = BY_NAME[task["case"]]
+    with settings(task.get("settings", {})):
+        run = Run(_with(case, task.get("options", {})), models, watched=False)
+    try:
+        served = run.serve()
+        state = run.scheduler.get_internal_state(GetInternalStateReq()).internal_state
+        return served | {"shown": state["kvdefrag"]}
+    finally:
+        run.engine.close()
+
+
+def _with(case: Case, options: dict[str, Any]) -> Case:
+    return replace(case, options=case.options | options)
+
+
+def record(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve a case while its events are recorded; return what the log and a replay of it say."""
+    from harness.recorded import Recorded
+
+    with TemporaryDirectory() as folder:
+        log = Path(folder) / "events.jsonl"
+        with settings({"observe": {"events_path": log}} | task.get("settings", {})):
+            run = Run(BY_NAME[task["case"]], models, chaos=task.get("chaos"))
+        try:
+            return Recorded(run, log).serve()
+        finally:
+            run.engine.close()
 
 
 def lockstep(task: dict[str, Any], models: Path) -> dict[str, Any]:
