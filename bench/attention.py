@@ -7,6 +7,7 @@ behind a flushed cache, so that drift hits all alike.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import random
@@ -29,6 +30,7 @@ def main() -> None:
     clock = Clock()
     rows: list[dict[str, Any]] = []
     absent: list[dict[str, Any]] = []
+    plans = plan_times(clock) if arguments.rounds and not arguments.shape else {}
     for shape in SHAPES:
         if arguments.shape and shape.name not in arguments.shape:
             continue
@@ -39,9 +41,23 @@ def main() -> None:
             torch.cuda.empty_cache()
         if arguments.json:
             result = {
-                "machine": machine(), "command": sys.argv, "rows": rows, "not_run": absent,
+                "machine": machine(), "command": sys.argv, "plan_us": plans, "rows": rows,
+                "not_run": absent,
             }  # fmt: skip
             pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+
+
+def plan_times(clock: Clock) -> dict[str, float]:
+    """Return microseconds of a step's plan for 64 requests, with and without a page view."""
+    found = {}
+    for shape in (s for s in SHAPES if s.name in ("verify9-bs16-32k", "gqa-verify9-bs16-32k")):
+        made = Scene(dataclasses.replace(shape, requests=64, tokens=8192), 0.99).inputs
+        for paged in (False, True):
+            graph = captured(lambda paged=paged, made=made: made.plan(paged, None, None))
+            name = f"{shape.name}, 64 requests{', page view' * paged}"
+            found[name] = quantiles_of(interleaved({"": graph}, clock, 9)[""])[1]
+            print(f"plan {name}: {found[name]:.1f} us", flush=True)
+    return found
 
 
 def measure(

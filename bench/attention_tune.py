@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import json
 import pathlib
@@ -84,8 +83,6 @@ def main() -> None:
         if arguments.json:
             result = {"machine": machine(), "variants": lines}
             pathlib.Path(arguments.json).write_text(json.dumps(result, indent=1))
-    if arguments.rounds:
-        metadata(clock)
 
 
 def variants(scene: Scene, tiles: list[Variant], clock: Clock, rounds: int) -> list[dict[str, Any]]:
@@ -157,17 +154,6 @@ def fewer(scene: Scene, tile: Tile, also: str) -> int | None:
     across = -(-scene.shape.queries * g.group // tile.rows) * g.kv_heads
     lanes = torch.cuda.get_device_properties(0).multi_processor_count * tile.resident
     return max(1, lanes // across // 2)
-
-
-def metadata(clock: Clock) -> None:
-    """Time the plan of a step, and its page view, for 64 requests."""
-    for shape in (SHAPES[3], SHAPES[7]):
-        scene = Scene(dataclasses.replace(shape, requests=64, tokens=8192), 0.99)
-        for paged in (False, True):
-            made = scene.inputs
-            graph = captured(lambda paged=paged, made=made: made.plan(paged, None, None))
-            p50 = quantiles_of(interleaved({"": graph}, clock, 9)[""])[1]
-            print(f"plan of 64 requests, with view {paged}: {p50:.1f} us", flush=True)
 
 
 if __name__ == "__main__":

@@ -50,27 +50,41 @@ class Pool:
     """Buffers of all layers, and an allocator that has seen a lot."""
 
     def __init__(self, policy: str, given: argparse.Namespace, device: torch.device) -> None:
-        discipline, reservation = POLICIES[policy]
-        self.table = torch.zeros((66, given.tokens + 1024), dtype=torch.int32, device=device)
-        late = None if device.type == "cpu" else Readback(2)
-        self.readback = late or Readback(0)
-        self.allocator = SlotAllocator(
-            given.slots,
-            table=self.table,
-            page=PAGE,
-            discipline=discipline,
-            reservation=reservation,
-            checks="off",
-            device=device,
-            readback=late,
-        )
+        self._policy, self._size = policy, given.slots
+        self.readback = Readback(0)
+        self.table = torch.zeros((66, given.tokens + 1024), dtype=torch.int32)
+        self.allocator = self._allocator(torch.device("cpu"))
         self.buffers = [
             torch.zeros((given.slots + 1, given.row_bytes), dtype=torch.uint8, device=device)
             for _ in range(given.layers)
         ]
         self._lengths = np.zeros(66, dtype=np.int64)
         self._age(given)
-        self.slots = self._place(given.tokens)
+        self._place(given.tokens)
+        if device.type != "cpu":
+            self._settle_on(device)
+        self.slots = self.table[ROW, : given.tokens]
+
+    def _allocator(self, device: torch.device) -> SlotAllocator:
+        discipline, reservation = POLICIES[self._policy]
+        return SlotAllocator(
+            self._size,
+            table=self.table,
+            page=PAGE,
+            discipline=discipline,
+            reservation=reservation,
+            checks="off",
+            device=device,
+            readback=None if device.type == "cpu" else self.readback,
+        )
+
+    def _settle_on(self, device: torch.device) -> None:
+        # The same table and the same free slots there; what rows hold in reserve stays taken.
+        free = self.allocator.free_slots()
+        self.readback, self.table = Readback(2), self.table.to(device)
+        self.allocator = self._allocator(device)
+        self.allocator.alloc(self._size)
+        self.allocator.free(free.to(device))
 
     def _age(self, given: argparse.Namespace) -> None:
         # Requests of random length decode side by side; one that is done makes way for a new one.
@@ -91,9 +105,8 @@ class Pool:
             rows = np.flatnonzero(left)
             if rows.size and self._take(Kind.DECODE, rows, np.ones_like(rows)):
                 left[rows] -= 1
-            self.readback.advance()
 
-    def _place(self, tokens: int) -> Tensor:
+    def _place(self, tokens: int) -> None:
         for row in range(2, 66):
             # For the request, for what the others decode meanwhile, and twice its size.
             if self.allocator.available_size() >= 5 * tokens:
@@ -108,7 +121,6 @@ class Pool:
         rows = np.array([ROW, *(np.flatnonzero(self._lengths[2:])[:16] + 2)])
         for _ in range(tokens - prompt):
             self._take(Kind.DECODE, rows, np.ones_like(rows))
-        return self.table[ROW, :tokens]
 
     def _take(self, kind: Kind, rows: np.ndarray, counts: np.ndarray) -> bool:
         starts = self._lengths[rows]

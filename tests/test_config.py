@@ -306,7 +306,7 @@ def test_a_key_like_no_other_is_refused_with_those_that_are_allowed(tmp_path: Pa
     message = refusal(write(tmp_path, "attention: {zzz: 1}"))
 
     assert message.startswith("attention.zzz: unknown key with value 1 ")
-    assert message.endswith("; allowed: enabled")
+    assert message.endswith("; allowed: enabled, crossover")
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,12 @@ from typing import Any
 
 import checkpoints
 import torch
-from cases import CASES, Setup
+from attention_cases import CASES as ATTENTION
+from cases import CASES as LAYOUT
+from cases import Setup
 from workers import WorkerError
+
+CASES = LAYOUT | ATTENTION
 
 
 def main() -> None:
@@ -60,8 +64,8 @@ def _lines(result: Any, at: str = "") -> list[tuple[str, str]]:
     if "seconds" in result or "throughput_ratio" in result or "error" in result:
         keys = (
             "error", "noticed", "same", "requests", "seconds", "hash", "plans", "moved", "left",
-            "tokens_per_verify", "throughput_ratio", "step_p99_ratio", "same_tokens",
-            "moved_rows", "layout", "host_us", "steps_ms",
+            "tokens_per_verify", "throughput_ratio", "decode_ratio", "step_p99_ratio",
+            "same_tokens", "moved_rows", "layout", "host_us", "steps_ms",
         )  # fmt: skip
         return [(at, " ".join(f"{k}={result[k]}" for k in keys if result.get(k) is not None))]
     if "same_as_stock" in result:

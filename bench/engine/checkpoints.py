@@ -94,7 +94,10 @@ def write(folder: Path, names: tuple[str, ...]) -> None:
             lambda: _eagle(_llama(1, 8)),
         ),
         "mla": (_MLA | {"num_hidden_layers": 4}, lambda: _mla(4)),
-        "deep": (_LLAMA | {"num_hidden_layers": 32}, None),
+        "deep": (
+            _LLAMA | {"num_hidden_layers": 48, "hidden_size": 4096, "intermediate_size": 14_336},
+            None,
+        ),
     }
     for name in names:
         config, weights = made[name]

@@ -164,9 +164,11 @@ class Worker:
             "retractions": sum(r.retraction_count for r in self._known.values()),
             "cached": sum(getattr(r, "cached_tokens", 0) for r in self._known.values()),
             "tokens_per_verify": round(tokens / accepted, 3) if accepted else None,
+            "decode_seconds": round(sum(_decode_intervals(self._times)) / 1e3, 4),
             "steps_ms": _intervals(self._times),
             "host_us": self._timer.result(),
             "layout": self._layout.result(),
+            "attention": _attention(self.scheduler),
             "state": self.attachment.state() if self.attachment is not None else None,
             "plans": self._plans.hash.hexdigest()[:16] if self._plans else None,
             "moved": self._plans.rows if self._plans else None,
@@ -207,6 +209,10 @@ class _Feed:
         return len(self._scheduler.waiting_queue) + already < 4
 
 
+def _decode_intervals(times: list[tuple[float, str, bool]]) -> list[float]:
+    return [(b - a) * 1e3 for (a, _, x), (b, _, y) in itertools.pairwise(times) if x and y]
+
+
 def _intervals(times: list[tuple[float, str, bool]]) -> dict[str, dict[str, float]]:
     # Time between two decode steps, by what our step between them did.
     kinds: dict[str, list[float]] = {}
@@ -217,8 +223,16 @@ def _intervals(times: list[tuple[float, str, bool]]) -> dict[str, dict[str, floa
     return {kind: quantiles(values) for kind, values in kinds.items()}
 
 
+def _attention(scheduler: Any) -> list[Any]:
+    # Who served the layers; empty where the backend is stock's.
+    from kvdefrag.sglang.attention_hooks import backends_of
+
+    return [backend.kvdefrag_state() for backend in backends_of(scheduler)]
+
+
 def _disturb(scheduler: Any, attachment: Any, seed: int) -> None:
-    from kvdefrag.sglang.compat import compat, owners_of
+    from kvdefrag.sglang.census import owners_of
+    from kvdefrag.sglang.compat import compat
 
     defragmenter, names = attachment.defragmenter, compat()
     generations = scheduler.req_to_token_pool.req_generation

@@ -9,12 +9,13 @@ import sys
 import typer
 
 from kvdefrag import __version__
-from kvdefrag.cli import config_cmd
+from kvdefrag.cli import config_cmd, control_cmds
 from kvdefrag.errors import KvdefragError
 
-# Each lives in `kvdefrag/cli/NAME_cmd.py` as a function NAME. These modules import torch and the
-# simulator inside that function, so that `kvdefrag config` starts at once.
-_COMMANDS = ("simulate", "replay")
+# Each of these lives in `kvdefrag/cli/NAME_cmd.py` as a function NAME. All commands import torch
+# and the simulator inside their function, so that `kvdefrag config` starts at once.
+_COMMANDS = ("simulate", "replay", "advise", "doctor", "top")
+_CONTROL = (control_cmds.compact, control_cmds.pause, control_cmds.resume, control_cmds.reload)
 
 
 def build_app() -> typer.Typer:
@@ -32,6 +33,8 @@ def build_app() -> typer.Typer:
         module = f"kvdefrag.cli.{name}_cmd"
         if importlib.util.find_spec(module):
             app.command(name)(getattr(importlib.import_module(module), name))
+    for command in _CONTROL:
+        app.command(command.__name__)(command)
     return app
 
 

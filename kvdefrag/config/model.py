@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, Field
 from kvdefrag.config.sections import (
     Attention,
     Consumer,
+    Control,
     Observe,
     Placement,
     Relocation,
@@ -50,6 +51,9 @@ class Config(Section):
     )
     attention: Attention = Field(default=Attention(), description="Our own attention kernel.")
     observe: Observe = Field(default=Observe(), description="What is told to whom.")
+    control: Control = Field(
+        default=Control(), description="Steering a live server from outside, behind its API key."
+    )
 
 
 def section_of(annotation: Any) -> type[BaseModel] | None:

@@ -99,10 +99,16 @@ class Relocation(Section):
         description="Bytes a step may cost on average; a step that took more is paid back.",
     )
     coverage_low: float = Field(
-        default=0.95, ge=0, le=1, description="Start when page coverage falls below this."
+        default=0.95,
+        ge=0,
+        le=1,
+        description="Start when page coverage falls below this share of what it could be.",
     )
     coverage_high: float = Field(
-        default=0.98, ge=0, le=1, description="Stop when page coverage is above this."
+        default=0.98,
+        ge=0,
+        le=1,
+        description="Stop when page coverage is above this share of what it could be.",
     )
     whole_free_low: float = Field(
         default=0.01,
@@ -173,7 +179,11 @@ class Attention(Section):
     """Our own attention kernel."""
 
     enabled: bool = Field(
-        default=False, description="Use the kernel that reads aligned pages by block loads."
+        default=False,
+        description="Serve decode and verify layers of SGLang's Triton backend by our kernel.",
+    )
+    crossover: Path | None = Field(
+        default=None, description="Table (JSON) of who was fastest where, in place of the shipped."
     )
 
 
@@ -192,4 +202,17 @@ class Observe(Section):
     )
     events_max_bytes: ByteCount = Field(
         default=256 * MIB, ge=MIB, le=TIB, description="Stop recording at this size."
+    )
+
+
+class Control(Section):
+    """Steering a live server from outside."""
+
+    enabled: bool = Field(
+        default=False,
+        description="Answer `kvdefrag compact`, `pause`, `resume`, `reload` and `advise --url`.",
+    )
+    events_dir: Path | None = Field(
+        default=None,
+        description="Folder for events that `advise --url` records; the temporary one by default.",
     )

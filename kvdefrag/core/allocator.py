@@ -270,9 +270,15 @@ class SlotAllocator:
             if not self._make_room(int(lack.sum()), demand):
                 return None
             self._filler.fill(demand, lack, whole_groups=self.whole_groups)
-        self._tick()
+        if self._pages_run_short(demand):
+            self._tick()
         book.commit(demand)
         return book.read(demand)
+
+    def _pages_run_short(self, demand: Demand) -> bool:
+        # While every row can have a page the order of the rest does not matter, and sorting it
+        # is the dearest thing that a decode step could do.
+        return self._two_ended is None or self._two_ended.whole_pages() < demand.rows.shape[0]
 
     def _make_filler(self) -> RowFiller | None:
         if self.reservations is None or self._two_ended is None:

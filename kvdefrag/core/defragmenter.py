@@ -78,6 +78,7 @@ class Defragmenter:
         self.config = config
         self._policy = self._make_policy(config)
         programs = programs or TorchPrograms(mover, page=config.page)
+        self._programs = programs
         self._relocator = Relocator(config, allocator, mover, readback, self.tracker, programs)
 
     def configure(self, config: Config) -> None:
@@ -141,6 +142,8 @@ class Defragmenter:
             return self._nothing(step, (str(busy),), _GATE)
         self.tracker.observe(view)
         self._lifetimes.observe(view)
+        if self._policy.heeds_coverage and view.rows.size:
+            self._measure(view)
         decision = self._policy.decide(self._situation(view))
         outcome = self._act(view, decision)
         self._quiet = None
@@ -149,6 +152,7 @@ class Defragmenter:
     def clear(self) -> None:
         """Forget every request and everything under way."""
         self.tracker.clear()
+        self._lifetimes.clear()
         self._readback.clear()
         self._policy.demands.clear()
 
@@ -167,6 +171,15 @@ class Defragmenter:
         self._allocator.whole_groups = policy.may_tenure
         return policy
 
+    def _measure(self, view: EngineView) -> None:
+        if self._readback.delay == 0 and view.device.type == "cpu":
+            self.tracker.measure(view)
+            return
+        self._readback.submit_tensor(
+            self._programs.measure(view),
+            lambda host: self.tracker.learn_late(view, host),
+        )
+
     def _situation(self, view: EngineView) -> Situation:
         free, size = self._allocator.available_size(), self._allocator.size
         pages = self._allocator.two_ended
@@ -174,7 +187,7 @@ class Defragmenter:
         return Situation(
             running=view.rows.shape[0] if view.at_work is None else view.at_work,
             groups_ready=self.tracker.groups_ready(view),
-            coverage=self.tracker.coverage(view),
+            packed=self.tracker.packed(view),
             whole_free_share=whole / size,
             unusable_free_share=1 - whole / free if free else 0.0,
             remaining_steps=self._lifetimes.remaining(),

@@ -156,6 +156,8 @@ class StepRecorder:
             self._pieces.pop(event.row, None)
         elif isinstance(event, Moved | Cleared | Resized):
             self._pieces.clear()
+            if not isinstance(event, Moved):
+                self._known.forget()
         self._log.record(event)
 
     def step(

@@ -26,6 +26,10 @@ class Lifetimes:
         """Bytes of host memory held."""
         return 3 * self._first.nbytes
 
+    def clear(self) -> None:
+        """Forget who runs; what was learnt of those that have ended stays."""
+        self._generation[:] = -1
+
     def observe(self, view: EngineView) -> None:
         """Learn which requests run in this step."""
         fresh = self._generation[view.rows] != view.generations

@@ -31,6 +31,10 @@ class LoggedRows:
         """Return the rows that requests have, ascending, int64 [n]."""
         return np.flatnonzero(self.live)
 
+    def forget(self) -> None:
+        """Note that the pool was cleared: SGLang 0.5.17 counts generations from 0 again."""
+        self.generation[:] = -1
+
     def allocated(self, event: Allocated) -> None:
         """Learn from an allocation."""
         ends = event.starts + event.counts

@@ -53,7 +53,7 @@ class Situation:
     Attributes:
         running: Requests that run or wait to run.
         groups_ready: Groups of a page that may wait for tenure.
-        coverage: Page coverage last measured, None if never.
+        packed: Page coverage last measured as a share of a perfect layout's, None if never.
         whole_free_share: Share of the pool in whole free pages, at least.
         unusable_free_share: Share of the free slots outside whole pages, at most.
         remaining_steps: Steps a running request has left on the average, None if unknown.
@@ -61,7 +61,7 @@ class Situation:
 
     running: int
     groups_ready: int
-    coverage: float | None
+    packed: float | None
     whole_free_share: float
     unusable_free_share: float
     remaining_steps: float | None
@@ -121,12 +121,17 @@ class Policy:
         self.demands: deque[Demanded] = deque()
 
     @property
-    def may_tenure(self) -> bool:
-        """Whether tenure may happen without being asked for."""
+    def heeds_coverage(self) -> bool:
+        """Whether coverage decides anything."""
         rules = self._rules
         pays = rules.mode == "threshold" or (rules.mode == "auto" and self._payback.may_pay)
-        stopped = self._config.kill_switch or rules.dry_run
-        return pays and rules.mechanisms.tenure and not stopped
+        return pays and rules.mechanisms.tenure
+
+    @property
+    def may_tenure(self) -> bool:
+        """Whether tenure may happen without being asked for."""
+        stopped = self._config.kill_switch or self._rules.dry_run
+        return self.heeds_coverage and not stopped
 
     def blocked(self, step: int, gates: tuple[str, ...]) -> Decision | None:
         """Return why this step does nothing, without a look at the requests; None to look.
@@ -157,7 +162,7 @@ class Policy:
         """Return what to do in a step that is not blocked."""
         if self.demands and self._rules.mechanisms.on_demand:
             return self._on_demand()
-        low_coverage = now.coverage is None or self._coverage.update(now.coverage)
+        low_coverage = now.packed is None or self._coverage.update(now.packed)
         few_pages = self._whole_free.update(now.whole_free_share)
         if self._rules.mode == "auto":
             verdict = self._payback.judge(now.remaining_steps, verify=self._verify)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from kvdefrag.core.commit import commit_groups
 from kvdefrag.core.demand import IntArray
 from kvdefrag.core.disciplines import TwoEnded
 from kvdefrag.core.holders import Holder, ValueTensors, live_rows
+from kvdefrag.core.layout import slot_stats
 from kvdefrag.core.mover import Mover
 from kvdefrag.core.plan import MovePlan
 from kvdefrag.core.plan_tenure import plan_tenure
-from kvdefrag.core.view import EngineView
+from kvdefrag.core.view import EngineView, to_device
 
 Refused = Callable[[MovePlan], Tensor | None]
 
@@ -34,7 +36,7 @@ class Tenured(NamedTuple):
 
 
 class Programs(Protocol):
-    """Tenure and the rewriting of holders. Every implementation makes the same decisions."""
+    """Measuring, tenure, rewriting of holders. Every implementation makes the same decisions."""
 
     def tenure(
         self,
@@ -59,6 +61,10 @@ class Programs(Protocol):
             refused: Asked once about the plan, before anything moves: returns None, or a bool
                 scalar on the device that voids it.
         """
+        ...
+
+    def measure(self, view: EngineView) -> Tensor:
+        """Return int [2, n]: runs and tokens in aligned pages of each row, where the table is."""
         ...
 
     def rows(self, view: EngineView, held: IntArray | None) -> Holder:
@@ -100,6 +106,12 @@ class TorchPrograms:
         if not dry_run:
             plan = commit_groups(view, plan, self._mover, free_list)
         return Tenured(plan.moves, plan.reached, plan.of)
+
+    def measure(self, view: EngineView) -> Tensor:
+        rows, lengths = (to_device(a, view.device) for a in (view.rows, view.committed))
+        width = int(view.committed.max(initial=0))
+        stats = slot_stats(view.table[rows, :width].long(), lengths, page_sizes=(self._page,))
+        return torch.stack([stats.runs, stats.covered[self._page]])
 
     def rows(self, view: EngineView, held: IntArray | None) -> Holder:
         return live_rows(view, held)

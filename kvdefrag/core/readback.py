@@ -29,6 +29,11 @@ class Readback:
         ] = deque()
 
     @property
+    def delay(self) -> int:
+        """Steps between submission and delivery."""
+        return self._delay
+
+    @property
     def pending(self) -> int:
         """Results submitted and not delivered yet."""
         return len(self._queue)

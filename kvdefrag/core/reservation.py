@@ -79,11 +79,12 @@ class Reservations:
         """Return int64 [n]: tokens from `ends` to the end of the group a row is amid, if near.
 
         Speculation takes several slots at once and would step over the end of a group; it is 0
-        where that is a quarter of a page or more away.
+        where that is a quarter of a page or more away, or where the row is too narrow.
         """
         rest = (self._loose[rows] - ends) % self._page
-        near: IntArray = np.where(rest < self._page // 4, rest, 0)
-        return near
+        near = (rest < self._page // 4) & (ends + rest <= self._width)
+        wanted: IntArray = np.where(near, rest, 0)
+        return wanted
 
     def estranged(self, demand: Demand) -> IntArray:
         """Return rows that hold reserved slots though the engine's length for them has changed.
@@ -119,8 +120,11 @@ class Reservations:
 
     def withdraw(self, demand: Demand) -> None:
         """Note that `demand` was not met after all: what its rows hold for it is reserved."""
-        rows = demand.rows
-        self.allocated[rows] = np.minimum(self.allocated[rows], demand.starts)
+        rows, allocated = demand.rows, self.allocated[demand.rows]
+        # A row that is new here has no length yet: what lies before its first own token is not
+        # its own, but the tree's.
+        met = allocated == demand.starts + demand.counts
+        self.allocated[rows] = np.where(met, demand.starts, np.maximum(allocated, demand.starts))
 
     def reserved(self) -> Tensor:
         """Return the slots of all rows that are reserved, int64, in row order."""

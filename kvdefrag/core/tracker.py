@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kvdefrag.core.demand import IntArray
 from kvdefrag.core.host_counter import Counts, HostCounter
@@ -75,10 +76,33 @@ class Tracker:
         self._runs[rows] = runs
         self._covered[rows] = covered
 
+    def learn_late(self, view: EngineView, measured: Tensor) -> None:
+        """Remember runs and tokens in aligned pages of an earlier view, where it still holds.
+
+        Args:
+            view: What was measured.
+            measured: int [2, n], on the host.
+        """
+        runs, covered = measured.long().numpy()
+        same = self._generation[view.rows] == view.generations
+        self.learn(view.rows[same], view.committed[same], runs[same], covered[same])
+
     def coverage(self, view: EngineView) -> float | None:
         """Return the token-weighted page coverage last measured; None if nothing was."""
         tokens = int(self._measured[view.rows].sum())
         return int(self._covered[view.rows].sum()) / tokens if tokens else None
+
+    def packed(self, view: EngineView) -> float | None:
+        """Return coverage as a share of the best there can be; None if nothing was measured.
+
+        A perfect layout leaves what each request has beyond its last whole page outside, which
+        is much where requests are short.
+        """
+        tokens = self._measured[view.rows]
+        most = int((tokens // self.page * self.page).sum())
+        if not most:
+            return 1.0 if tokens.any() else None
+        return int(self._covered[view.rows].sum()) / most
 
     def moved(self, rows: IntArray) -> None:
         """Note that slots of these rows were moved: they are counted anew."""

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from kvdefrag.core.readback import Readback
 
+_MOST_NEWS = 64
+
 
 class TwoEndedFreeList:
     """Free slots in canonical order, kept by one sort per `reorder()` and no host wait.
@@ -45,6 +47,8 @@ class TwoEndedFreeList:
         self._substituted = True
         self._front_aligned = False
         self._epoch += 1
+        # By order whose number of whole pages is still under way: what has become of later ones.
+        self._since: dict[int, list[tuple[int, int]]] = {}
         # Page 0 holds the sink; the last page is whole only if its last slot is.
         self._whole_bound = max(0, (size + 1) // self._page - 1)
         self.reorder()
@@ -95,6 +99,7 @@ class TwoEndedFreeList:
 
     def reorder(self) -> None:
         """Sort the list into canonical order; enqueues one sort and waits for nothing."""
+        self._end_order()
         slots = self.slots()
         # A slot out of range would be a fault on the device: the sink stands in for it.
         slots = torch.where((slots < 1) | (slots > self._size), 0, slots)
@@ -110,6 +115,10 @@ class TwoEndedFreeList:
         self._substituted, self._front_aligned = False, True
         self._epoch += 1
         epoch = self._epoch
+        self._since[epoch] = []
+        while len(self._since) > _MOST_NEWS:
+            # News that whoever cleared the read-back will never hear.
+            del self._since[next(iter(self._since))]
         self._readback.submit((free == self._page).sum(), lambda v: self._learn(epoch, v))
         self._readback.submit(self.violation, self._hear)
 
@@ -141,6 +150,7 @@ class TwoEndedFreeList:
             moved: bool [count], which pages of `front_pages(count)` are no longer free.
             slots: int64 [count, page], what became free instead.
         """
+        self._end_order()
         have = min(moved.shape[0], (self._high - self._low) // self._page)
         span = slice(self._low, self._low + have * self._page)
         old = self._order[span].view(have, self._page)
@@ -149,6 +159,7 @@ class TwoEndedFreeList:
         self._order = fresh
         self._substituted = True
         self._whole_bound = max(0, self._whole_bound - have)
+        self._note_loss(have, self._pages_left())
 
     def substitute(self, taken: Tensor, given: Tensor) -> None:
         """Give `given` back in place of `taken`, pairwise; equal pairs change nothing.
@@ -169,10 +180,13 @@ class TwoEndedFreeList:
             slots: int64 [available()], kept as it is.
             pages: How many whole pages of before are broken now, at most.
         """
+        self._end_order()
         self._order, self._low, self._high = slots, 0, slots.shape[0]
         self._pending, self._pending_count = [], 0
         self._substituted = True
-        self._whole_bound = max(0, self._whole_bound - min(pages, self._high // self._page))
+        most = self._high // self._page
+        self._whole_bound = max(0, self._whole_bound - min(pages, most))
+        self._note_loss(min(pages, most), most)
 
     def _ready(self, count: int) -> None:
         if self._substituted or count > self._high - self._low:
@@ -182,10 +196,25 @@ class TwoEndedFreeList:
         self.violated = self.violated or bool(violation)
 
     def _learn(self, epoch: int, whole: int) -> None:
-        # Late news count only while that order is in force, less what was taken from its front.
-        if epoch == self._epoch and not self._substituted:
-            taken = -(-self._low // self._page)
-            self._whole_bound = max(self._whole_bound, min(whole - taken, self._pages_left()))
+        # The news are of an order that may be over: every later one has taken from the front or
+        # broken some, and could not have more whole pages than were left in it. What was sorted
+        # in meanwhile only adds to them.
+        since = self._since.pop(epoch, None)
+        if since is None:
+            return
+        for taken, left in since:
+            whole = min(whole - taken, left)
+        if not self._substituted:
+            whole = min(whole - -(-self._low // self._page), self._pages_left())
+        self._whole_bound = max(self._whole_bound, whole)
+
+    def _end_order(self) -> None:
+        if not self._substituted:
+            self._note_loss(-(-self._low // self._page), self._pages_left())
+
+    def _note_loss(self, pages: int, left: int) -> None:
+        for since in self._since.values():
+            since.append((pages, left))
 
     def _pages_left(self) -> int:
         # A page broken from the front is whole no more.

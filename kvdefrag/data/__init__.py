@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from typing import IO
 
+ATTENTION_CROSSOVER = "attention_h200.json"
 CONVERSATION_TRACE = "mooncake_conversation_1200.jsonl"
 DEFAULT_PROFILE = "h200_mla61.json"
 EAGLE_MTBENCH = "eagle_mtbench_tokens_per_step.csv"

@@ -39,6 +39,7 @@ class DevicePrograms:
         self._spaces: dict[int, kernels.TenureSpace] = {}
         self._most: kernels.TenureSpace | None = None
         self._sound = torch.zeros(8, dtype=torch.int64)
+        self._counting: kernels.StatsSpace | None = None
 
     def tenure(
         self,
@@ -72,6 +73,18 @@ class DevicePrograms:
             free_list.replace(free, pages=space.lanes)
         return Tenured(moves, space.reached, of)
 
+    def measure(self, view: EngineView) -> Tensor:
+        """Return runs and tokens in aligned pages of each row, int32 [2, n], by one launch."""
+        numbers = to_device(np.stack([view.rows, view.committed]), view.device)
+        longest = int(view.committed.max(initial=0))
+        if not launches(view.device):
+            stats = kernels.layout_stats_torch(view.table, *numbers, page=self._page)
+        else:
+            stats = kernels.layout_stats(
+                view.table, *numbers, page=self._page, longest=longest, space=self._counting
+            )
+        return stats[:, ::2].T
+
     def rows(self, view: EngineView, held: IntArray | None) -> Holder:
         """Return the holder of all live rows."""
         lengths = live_lengths(view, held)
@@ -93,7 +106,10 @@ class DevicePrograms:
         space = self._space(1, size, table)
         if not launches(table.device):
             return
+        rows, width = table.shape
+        self._counting = kernels.stats_space(rows, width, page=self._page, device=table.device)
         none = torch.zeros(3, 1, dtype=torch.int64, device=table.device)
+        kernels.layout_stats(table, none[0], none[0], page=self._page, space=self._counting)
         one = torch.ones(1, dtype=torch.int64, device=table.device)
         self._plan(table, none, one, space)
         self._commit(table, one, space)

@@ -24,11 +24,14 @@ from kvdefrag.core.view import EngineView
 from kvdefrag.errors import Busy
 from kvdefrag.metrics import Figures, Tally
 from kvdefrag.sglang.compat import Compat
+from kvdefrag.sglang.control import Control
+from kvdefrag.sglang.late import wait_for
 from kvdefrag.sglang.looker import Looker
 from kvdefrag.sglang.pools import all_buffers
 from kvdefrag.sglang.recorder import LiveAllocator
 from kvdefrag.sglang.recording import Recording, recording_of
 from kvdefrag.sglang.rules import placement_options
+from kvdefrag.sglang.state import state_of
 from kvdefrag.sglang.support import check_server
 from kvdefrag.sglang.telemetry import Layout, LayoutProbe, Measured, Telemetry, sinks_of
 from kvdefrag.sglang.trees import tree_of
@@ -45,15 +48,23 @@ class Attachment:
         compat: How this version keeps its requests.
         profile: Prices of this GPU.
 
+    Attributes:
+        due: Control over the next step while a command is being served, else None.
+        held: Names of gates that control keeps closed.
+
     Raises:
         Refusal: Something is not supported; the scheduler is as it was.
     """
+
+    control: Control | None = None
+    due: Control | None = None
+    held: tuple[str, ...] = ()
 
     def __init__(
         self, scheduler: Any, config: Config, compat: Compat, profile: DeviceProfile
     ) -> None:
         check_server(scheduler)
-        self._compat, self.config = compat, config
+        self.compat, self.config = compat, config
         self.allocator = scheduler.token_to_kv_pool_allocator
         self._table: Tensor = scheduler.req_to_token_pool.req_to_token
         buffers = all_buffers(scheduler, self.allocator.size)
@@ -62,9 +73,11 @@ class Attachment:
         self._probe = LayoutProbe(self._table, page=config.page)
         device = self._table.device
         readback = Readback(0 if device.type == "cpu" else config.relocation.readback_steps)
+        self.readback = readback
         self.recording = recording_of(scheduler, config, compat)
         core = self._make_core(device, None if device.type == "cpu" else readback)
-        mover = _mover(buffers)
+        self.mover = mover = _mover(buffers)
+        self.programs = _programs(mover, self._table, core)
         self.defragmenter = Defragmenter(
             config,
             allocator=core,
@@ -73,7 +86,7 @@ class Attachment:
             profile=profile,
             readback=readback,
             verify=not scheduler.spec_algorithm.is_none(),
-            programs=_programs(mover, self._table, core),
+            programs=self.programs,
         )
         self.allocator.take_over(core)
         self.allocator.on_clear = self.defragmenter.clear
@@ -82,13 +95,15 @@ class Attachment:
         self.steps = 0
         self.last: StepReport | None = None
         self.telemetry = self._make_telemetry(scheduler, mover.row_bytes)
+        if config.control.enabled:
+            self.control = Control(self, scheduler)
 
     def describe(self) -> str:
         """Return the start-up line."""
         pool = type(self.allocator.get_kvcache()).__name__
         mode = self.config.relocation.mode
         return (
-            f"kvdefrag {__version__} active: sglang {self._compat.version}, "
+            f"kvdefrag {__version__} active: sglang {self.compat.version}, "
             f"{self.allocator.size} slots of {pool}, tree {self.tree.name}, "
             f"placement {self.config.placement.free_list}"
             f"{' with reservation' if self.config.placement.reservation else ''}, "
@@ -100,47 +115,39 @@ class Attachment:
 
         A fault of ours turns relocation off for good, says so once, and the server goes on.
         """
+        self._let_news_arrive()
         if self.error is not None:
+            with suppress(Exception):
+                # Placement goes on, and would never hear of the pages it has.
+                self.readback.advance()
             return
         began = perf_counter()
         if self.recording is not None:
             self._record(self.recording)
         try:
-            gates = self._gates()
-            self.last = self.defragmenter.step(self.steps, self._look, gates=gates)
+            if self.due is None:
+                gates = self._gates()
+                self.last = self.defragmenter.step(self.steps, self._look, gates=gates)
+            else:
+                self.last = self.due.step()
             self.steps += 1
         except Exception as error:
             self._fault(error)
             return
         self.telemetry.step(self.last, perf_counter() - began)
 
+    def configure(self, config: Config) -> None:
+        """Use other settings of the policy from the next step on.
+
+        Raises:
+            ConfigError: They do not go together; nothing has changed.
+        """
+        self.defragmenter.configure(config)
+        self.config = config
+
     def state(self) -> dict[str, Any]:
         """Return what `/server_info` shows, in plain values."""
-        tally, last = self.telemetry.tally, self.last
-        tally.settle()
-        figures = self._figures(self.telemetry.layout)
-        return {
-            "version": __version__,
-            "active": self.error is None,
-            "error": self.error,
-            "mode": self.config.relocation.mode,
-            "steps": self.steps,
-            "seconds": round(tally.seconds, 6),
-            "reason": last.reason if last else None,
-            "backoff_steps": figures.backoff_steps,
-            "moved_rows": tally.moved_rows.total(),
-            "moved_bytes": sum(tally.moved_bytes.values()),
-            "moved_by": dict(tally.moved_rows),
-            "skips": dict(tally.skips),
-            "gates_closed": dict(tally.gates_closed),
-            "tokens": figures.tokens,
-            "runs": figures.runs,
-            "coverage": figures.coverage,
-            "whole_free_pages": figures.whole_free_pages,
-            "reserved_slots": figures.reserved_slots,
-            "available": figures.available_slots,
-            "recording": self.recording.state() if self.recording else None,
-        }
+        return state_of(self, self._figures(self.telemetry.layout))
 
     def _fault(self, error: Exception) -> None:
         if self.error is None:
@@ -148,9 +155,20 @@ class Attachment:
             logger.error(
                 "kvdefrag: relocation is off after a fault; serving goes on", exc_info=error
             )
-        if self.allocator.core is None:
-            self._stop_recording(error)
+        if self.allocator.core is not None:
+            # Nobody will move a group of single slots into a page any more.
+            self.allocator.core.whole_groups = False
+        self._stop_recording(error)
+        if self.control is not None:
+            self.control.fault(error)
         self.telemetry.fault()
+
+    def _let_news_arrive(self) -> None:
+        # Late results count on the engine waiting for each step's own; without a batch it waits
+        # for nothing, and nobody is held up. An event: the debug mode for synchronisation, which
+        # guards the steps of a busy engine, lets it pass.
+        if self.readback.pending and self.looker.idle():
+            wait_for(self._table.device)
 
     def _make_telemetry(self, scheduler: Any, row_bytes: int) -> Telemetry:
         tally, config = Tally(row_bytes), self.config
@@ -179,7 +197,7 @@ class Attachment:
 
     def _gates(self) -> tuple[str, ...]:
         core = self.allocator.core
-        return ("free group open",) if core is not None and core.in_free_group else ()
+        return ("free group open",) if core is not None and core.in_free_group else self.held
 
     def _record(self, recording: Recording) -> None:
         try:

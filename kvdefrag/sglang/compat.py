@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -57,37 +57,15 @@ def compat() -> Compat:
     return {"0.5.17": _OLD, "0.5.23": _NEW}[found]
 
 
-def requests_of(scheduler: Any) -> Iterator[Any]:
-    """Yield every request that may own a table row, each once."""
-    seen: set[int] = set()
-    batches = [b for b in (scheduler.last_batch, scheduler.running_batch) if b is not None]
-    for request in (*(r for b in batches for r in b.reqs), scheduler.chunked_req):
-        if request is not None and id(request) not in seen:
-            seen.add(id(request))
-            yield request
-
-
-def beam_search(scheduler: Any) -> bool:
-    """Say whether a group of beams runs: its rows share slots that no request names."""
-    return any(getattr(r, "beam_group", None) is not None for r in requests_of(scheduler))
-
-
-def owners_of(scheduler: Any, names: Compat) -> list[tuple[KvLengths, Any]]:
-    """Return row, lengths and deepest locked node of everybody who holds a row, each row once."""
-    found: dict[int, tuple[KvLengths, Any]] = {}
-    for request in requests_of(scheduler):
-        lengths = names.lengths(request)
-        if lengths is not None:
-            found[lengths.row] = lengths, names.end_node(request)
-    for lengths, node in names.sessions(scheduler.tree_cache):
-        found.setdefault(lengths.row, (lengths, node))
-    return list(found.values())
-
-
-def at_work(scheduler: Any, names: Compat) -> int:
-    """Return how many requests run or wait; those of open sessions between turns do neither."""
-    running = sum(names.lengths(request) is not None for request in requests_of(scheduler))
-    return running + len(scheduler.waiting_queue)
+def requests_of(scheduler: Any) -> Iterable[Any]:
+    """Return every request that may own a table row, each once."""
+    found: dict[int, Any] = {}
+    for batch in (scheduler.last_batch, scheduler.running_batch):
+        if batch is not None:
+            found.update(zip(map(id, batch.reqs), batch.reqs, strict=True))
+    if scheduler.chunked_req is not None:
+        found[id(scheduler.chunked_req)] = scheduler.chunked_req
+    return found.values()
 
 
 def require(owner: object, *names: str) -> None:

@@ -11,6 +11,14 @@ from torch import Tensor
 from kvdefrag.core.demand import IntArray
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait until everything enqueued on the current stream is done."""
+    if device.type == "cuda":
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        event.synchronize()
+
+
 class Late:
     """A host copy of slots as they are at this moment; making it waits for nothing.
 

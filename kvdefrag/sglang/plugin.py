@@ -42,6 +42,10 @@ def _hook(config: Config) -> None:
         show = _state_of_a_refusal(str(refusal))
         HookRegistry.register(f"{_SCHEDULER}.get_internal_state", show, HookType.AFTER)
         return
+    if config.attention.enabled:
+        from kvdefrag.sglang.attention_hooks import hook_attention
+
+        hook_attention(config, names.version)
     marks = Marks(names)
     add = HookRegistry.register
     memory, managers = "sglang.srt.mem_cache", "sglang.srt.managers"
@@ -61,6 +65,17 @@ def _hook(config: Config) -> None:
     add(f"{_SCHEDULER}.__init__", _after_init(config), HookType.AFTER)
     add(f"{_SCHEDULER}.get_next_batch_to_run", _before_step, HookType.BEFORE)
     add(f"{_SCHEDULER}.get_internal_state", _after_state, HookType.AFTER)
+    if config.control.enabled:
+        _hook_control()
+
+
+def _hook_control() -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    from kvdefrag.sglang.control import around_set_internal_state
+
+    target = f"{_SCHEDULER}.set_internal_state"
+    HookRegistry.register(target, around_set_internal_state, HookType.AROUND)
 
 
 def _after_init(config: Config) -> Callable[..., None]:

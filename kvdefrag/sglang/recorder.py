@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.demand import IntArray
-from kvdefrag.core.events import Event, Freed, Header, Moved
+from kvdefrag.core.events import Cleared, Event, Freed, Header, Moved, Recorder, Resized
 from kvdefrag.core.host_event_log import EventWriter
 from kvdefrag.core.host_recording import RecordingAllocator, StepRecorder
 from kvdefrag.core.view import EngineView
@@ -46,6 +47,18 @@ class _Stepped(NamedTuple):
 
 class LiveAllocator(RecordingAllocator):
     """A recording allocator that leaves the waiting for the device to the recorder's thread."""
+
+    @classmethod
+    def listen(cls, core: SlotAllocator, recorder: Recorder) -> None:
+        """Let an allocator that is in use tell a recorder from now on; no free group is open."""
+        # Not an object of its own: others hold this one, and while nobody records it pays nothing.
+        core.__class__ = cls
+        assert isinstance(core, LiveAllocator)
+        core._recorder, core._quiet, core._deferred = recorder, False, []
+
+    def leave(self) -> None:
+        """Tell nobody from now on."""
+        self.__class__ = SlotAllocator  # type: ignore[assignment]
 
     def _host(self, slots: Tensor) -> IntArray:
         return cast("IntArray", Late(slots))
@@ -100,6 +113,9 @@ class LiveRecorder:
 
     def record(self, event: Event) -> None:
         """Pass an event to the thread, or drop it."""
+        if isinstance(event, Cleared | Resized):
+            # As the log's own rows: generations may start anew.
+            self._generation[:] = -1
         self._put(event)
 
     def step(self, view: EngineView, facts: Facts) -> None:
@@ -118,6 +134,11 @@ class LiveRecorder:
         )  # fmt: skip
         prefixes = {(row, a, b): Late(view.table[row, a:b]) for row, a, b in news}
         self._put(_Stepped(view, facts, prefixes))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the file is complete."""
+        return not self._thread.is_alive()
 
     def close(self, *, wait_s: float = 10.0) -> None:
         """End the log with what has been passed on so far."""

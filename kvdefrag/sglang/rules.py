@@ -32,6 +32,12 @@ _ONE: tuple[tuple[str, str], ...] = (
     ("dcp_size", "slots are owned by rank"),
     ("attn_cp_size", "prompts are split over ranks"),
 )
+# SGLang raises the page size for these when it starts; a running server shows the page size itself.
+_PAGED_BACKENDS = (
+    *("cutedsl_mla", "cutlass_mla", "flashmla", "hpc_ops", "tokenspeed_mla"),
+    *("trtllm_mha", "trtllm_mla"),
+)
+_BACKENDS = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
 
 
 class Lookup(Protocol):
@@ -58,6 +64,16 @@ def argument_refusals(argument: Lookup) -> Iterator[Refusal]:
     if argument("dllm_algorithm", None):
         change = "start the server without --dllm-algorithm"
         yield Refusal("--dllm-algorithm", "rows are reused across blocks", change)
+
+
+def implied_refusals(argument: Lookup) -> Iterator[Refusal]:
+    """Yield what will stand in the way once SGLang has resolved arguments as they are written."""
+    for name in _BACKENDS:
+        backend = argument(name, None)
+        if backend in _PAGED_BACKENDS:
+            flag = _flag(name)
+            change = f"use {flag} triton, fa3 or flashinfer"
+            yield Refusal(f"{flag} {backend}", "it sets a page size above 1", change)
 
 
 def version_refusal(found: str) -> Refusal | None:

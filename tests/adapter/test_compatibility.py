@@ -48,10 +48,10 @@ def test_every_case_of_the_matrix_that_always_runs_is_named_somewhere() -> None:
 
 
 def test_every_refusal_of_a_setting_is_on_the_page_word_for_word() -> None:
-    from kvdefrag.sglang import support
+    from kvdefrag.sglang import rules
 
-    said = [f"`--{name.replace('_', '-')}: {why}`" for name, why in support._OFF]
-    said += [f"`--{name.replace('_', '-')} N: {why}; 1 is supported`" for name, why in support._ONE]
+    said = [f"`--{name.replace('_', '-')}: {why}`" for name, why in rules._OFF]
+    said += [f"`--{name.replace('_', '-')} N: {why}; 1 is supported`" for name, why in rules._ONE]
     assert [text for text in said if text not in PAGE] == []
 
 

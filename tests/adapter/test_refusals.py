@@ -94,17 +94,17 @@ def test_a_feature_that_keeps_slots_by_itself_is_refused(flag: str) -> None:
 
 
 def test_every_refused_flag_is_tested_above() -> None:
-    from kvdefrag.sglang import support
+    from kvdefrag.sglang import rules
 
-    assert {name for name, _ in support._OFF} == set(FLAGS)
+    assert {name for name, _ in rules._OFF} == set(FLAGS)
 
 
 def test_every_refused_flag_is_a_setting_of_this_version() -> None:
     from sglang.srt.server_args import ServerArgs
 
-    from kvdefrag.sglang import support
+    from kvdefrag.sglang import rules
 
-    asked = [name for name, _ in (*support._OFF, *support._ONE)]
+    asked = [name for name, _ in (*rules._OFF, *rules._ONE)]
     asked += ["disaggregation_mode", "dllm_algorithm"]
     known = set(inspect.signature(ServerArgs).parameters)
     assert set(asked) - known == (ONLY_NEW if VERSION == "0.5.17" else set())

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kvdefrag.core.allocator import SlotAllocator
 from kvdefrag.core.demand import Demand, Kind
 from kvdefrag.core.readback import Readback
-from kvdefrag.core.room import wants
+from kvdefrag.core.room import make_room, wants
 from kvdefrag.errors import ConfigError, IntegrityError, SlotError
 
 DISCIPLINES = ["fifo", "sorted", "two_ended"]
@@ -619,3 +619,36 @@ def test_case_37_every_slot_has_one_owner_at_every_step(
         if readback is not None:
             readback.advance()
         engine.check()
+
+
+# --- a list that hears late ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 3])
+def test_late_news_do_not_drain_the_cache(delay: int):
+    # Eight rows decode while cached text fills the rest of the pool.
+    readback, rows = Readback(delay), np.arange(1, 9)
+    table = torch.zeros((9, 256), dtype=torch.int32)
+    alloc = SlotAllocator(
+        4095, page=16, table=table, reservation=True, evict_for_pages=True, readback=readback
+    )
+    cached = []
+    while alloc.available_size() >= 16:
+        cached.append(alloc.alloc(min(75, alloc.available_size())))
+    texts = len(cached)
+
+    def evict_until(count: int) -> None:
+        while cached and alloc.available_size() < count:
+            alloc.free(cached.pop(0))
+
+    for step in range(100):
+        readback.advance()
+        demand = Demand(Kind.DECODE, rows, np.full(8, step), np.ones(8, dtype=np.int64))
+        make_room(alloc, demand, evict_until)
+        slots = alloc.alloc_for(demand)
+        assert slots is not None
+        table[1:, step] = slots.int()
+
+    # 800 tokens were decoded; each text has 75 and more.
+    assert texts > 50
+    assert texts - len(cached) <= 800 // 75 + 5

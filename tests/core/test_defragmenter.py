@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kvdefrag.config import Config
+from kvdefrag.core.layout import layout_stats
 from kvdefrag.core.policy import Gather, Lower
 from kvdefrag.core.relocator import _flagged
 from kvdefrag.errors import ConfigError, IntegrityError, PlanError
@@ -385,3 +386,45 @@ def test_demands_outlive_new_settings() -> None:
     use(engine, "gather")
     engine.defragmenter.configure(engine.paged(Config()))
     assert engine.defragmenter.demands == 1
+
+
+# --- coverage ------------------------------------------------------------------------------------
+
+
+@FORMS
+@pytest.mark.parametrize("delay", [0, 2])
+def test_the_policy_learns_the_coverage_that_a_recount_gives(delay: int, device_form: bool) -> None:
+    engine = engine_of(device_form=device_form, delay=delay)
+    use(engine, "tenure", coverage_high=1.0, coverage_low=0.99)
+    assert engine.compact().coverage == (0 if delay == 0 else None)
+    for _ in range(24):
+        engine.compact()
+
+    view = engine.view()
+    lengths = torch.from_numpy(view.committed)
+    stats = layout_stats(engine.table, torch.from_numpy(view.rows), lengths, page_sizes=(4,))
+    recount = int(stats.covered[4].sum()) / int(lengths.sum())
+
+    assert engine.compact().coverage == recount > 0
+
+
+@FORMS
+def test_tenure_rests_once_coverage_is_high(device_form: bool) -> None:
+    engine = engine_of(device_form=device_form, delay=2)
+    use(engine, "tenure", coverage_low=0.1, coverage_high=0.2)
+    for _ in range(5):
+        engine.compact()
+    for _ in range(8):
+        engine.decode([1, 2, 3])
+
+    report = engine.compact()
+
+    assert report.coverage is not None
+    assert report.coverage > 0.2
+    assert (report.mechanism, report.reason) == ("none", "no trigger")
+
+
+def test_without_a_trigger_nothing_is_measured() -> None:
+    engine = engine_of()
+    use(engine, "gather")
+    assert engine.compact().coverage is None

@@ -63,3 +63,17 @@ def test_a_step_without_requests_changes_nothing():
 
 def test_memory_follows_the_rows():
     assert Lifetimes(4096).nbytes == 3 * 8 * 4096
+
+
+def test_after_a_clear_the_same_generation_is_another_request():
+    # SGLang 0.5.17 counts generations from 0 again when its cache is flushed.
+    lifetimes = Lifetimes(4)
+    lifetimes.observe(at(1, r1=0))
+    lifetimes.observe(at(10, r1=1))
+    assert lifetimes.remaining() == 0.5
+    lifetimes.clear()
+
+    lifetimes.observe(at(10_000, r1=1))
+    lifetimes.observe(at(10_010, r1=2))
+
+    assert lifetimes.remaining() == 0.5

@@ -50,12 +50,12 @@ ROW_BYTES = 1000
 SCATTERED = Situation(
     running=4,
     groups_ready=10,
-    coverage=0.5,
+    packed=0.5,
     whole_free_share=0.5,
     unusable_free_share=0.5,
     remaining_steps=100.0,
 )
-PACKED = dataclasses.replace(SCATTERED, coverage=1.0)
+PACKED = dataclasses.replace(SCATTERED, packed=1.0)
 CROWDED = dataclasses.replace(SCATTERED, whole_free_share=0.005, unusable_free_share=0.9)
 
 
@@ -107,7 +107,7 @@ def test_case_50_a_packed_cache_is_left_alone():
 
 
 def test_coverage_that_was_never_measured_counts_as_low():
-    unknown = dataclasses.replace(SCATTERED, coverage=None)
+    unknown = dataclasses.replace(SCATTERED, packed=None)
 
     assert step(policy_of(), unknown).mechanism is Mechanism.TENURE
 
@@ -133,7 +133,7 @@ def test_tenure_goes_on_until_the_high_mark():
     policy = policy_of(coverage_low=0.9, coverage_high=0.95)
     seen = []
     for coverage in (0.93, 0.89, 0.93, 0.95, 0.93):
-        now = dataclasses.replace(SCATTERED, coverage=coverage)
+        now = dataclasses.replace(SCATTERED, packed=coverage)
         seen.append(step(policy, now).mechanism is Mechanism.TENURE)
 
     assert seen == [False, True, True, False, False]

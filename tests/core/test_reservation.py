@@ -148,3 +148,26 @@ def test_a_row_whose_tokens_the_engine_cut_is_estranged_though_nothing_is_reserv
     assert book.estranged(demand((1, 2, 1))).tolist() == [1]
     assert book.estranged(demand((1, 4, 1))).tolist() == []
     assert book.estranged(demand((2, 5, 1))).tolist() == []
+
+
+def test_a_group_is_not_finished_beyond_the_end_of_its_row():
+    # Ten tokens a row: a group that began at 7 would end at 11.
+    book = Reservations(torch.zeros((4, 10), dtype=torch.int32), 16)
+    book.note_singles(ints(1, 2), ints(7, 6), np.array([True, True]))
+    assert book.to_group_end(ints(1), ints(9)).tolist() == [0]
+    wide = Reservations(torch.zeros((4, 40), dtype=torch.int32), 16)
+    wide.note_singles(ints(1), ints(7), np.array([True]))
+    assert wide.to_group_end(ints(1), ints(21)).tolist() == [2]
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_prompt_that_is_withdrawn_keeps_its_cached_prefix(book: Reservations, met: bool):
+    book.table[1, :3] = torch.tensor([31, 32, 33])  # the tree's
+    wanted = demand((1, 3, 2))
+    hold(book, 1, 3, 11, 12, 13)
+    if met:
+        book.commit(wanted)
+
+    book.withdraw(wanted)
+
+    assert book.reserved().tolist() == [11, 12, 13]

@@ -186,3 +186,19 @@ def test_case_48_memory_follows_the_rows_and_not_the_context():
 
     assert tracker.nbytes == sum(a.nbytes for a in own) == 13 * 8 * 4096
     assert tracker.nbytes >= sum(sys.getsizeof(a) for a in own) - 13 * 256
+
+
+def test_what_no_layout_can_cover_does_not_count_against_a_request():
+    # 7 tokens in pages of 4: one page can be whole, and is.
+    table = torch.tensor([[4, 5, 6, 7, 20, 30, 40]], dtype=torch.int32)
+    tracker, view = Tracker(table.shape[0], page=4), view_of(table, [0], [7])
+    tracker.observe(view)
+    assert tracker.packed(view) is None
+
+    tracker.measure(view)
+
+    assert tracker.coverage(view) == 4 / 7
+    assert tracker.packed(view) == 1.0
+    short = view_of(table, [0], [3])
+    tracker.measure(short)
+    assert (tracker.coverage(short), tracker.packed(short)) == (0.0, 1.0)

@@ -260,7 +260,7 @@ def test_case_38_a_device_list_flags_a_slot_out_of_range_without_a_fault(slot: i
     assert max(free.slots().tolist()) <= 12
 
 
-def test_late_news_count_only_for_the_order_they_are_about():
+def test_late_news_count_for_later_orders_too():
     readback = Readback(2)
     free = device(15, 4, readback)
     free.take_front(12)
@@ -272,8 +272,8 @@ def test_late_news_count_only_for_the_order_they_are_about():
     free.put(torch.tensor([8]))
     free.reorder()
     readback.advance()
-    # The first order's news are of no use any more, the second's are still under way.
-    assert free.whole_pages() == 0
+    # The first order's news: the second has lost nothing since. Its own are still under way.
+    assert free.whole_pages() == 1
     readback.advance()
     assert free.whole_pages() == 1
 
@@ -404,3 +404,46 @@ def test_both_forms_give_the_same_slots_and_never_promise_too_many_pages(
         pair.check()
     # A forward in flight may still read what was returned long ago.
     assert all(tensor.tolist() == then for tensor, then in pair.returned)
+
+
+def test_news_of_whole_pages_count_though_the_list_was_sorted_since():
+    # While pages are short the list is sorted at every step, before the news of any order arrive.
+    readback = Readback(2)
+    free = device(63, 4, readback)
+    held = free.take_front(60)
+    free.put(held[:20])  # five whole pages
+    free.reorder()
+    for _ in range(3):
+        free.put(free.take_back(1))
+        readback.advance()
+        free.reorder()
+
+    assert free.whole_pages() == true_whole(free.slots().tolist(), 4) == 5
+
+
+def test_late_news_are_less_what_later_orders_have_lost():
+    readback = Readback(3)
+    free = device(63, 4, readback)
+    held = free.take_front(60)
+    free.put(held[:20])
+    free.reorder()
+    taken = free.take_front(8)
+    free.put(held[20:21])
+    free.reorder()
+    free.substitute(free.slots()[:1], taken[:1])
+    free.reorder()
+    for _ in range(3):
+        readback.advance()
+
+    assert 0 < free.whole_pages() <= true_whole(free.slots().tolist(), 4)
+
+
+def test_news_that_nobody_hears_take_no_memory():
+    readback = Readback(2)
+    free = device(15, 4, readback)
+    for _ in range(300):
+        free.put(free.take_back(1))
+        free.reorder()
+        readback.clear()
+
+    assert len(free._since) <= 64

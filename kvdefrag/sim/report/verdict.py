@@ -119,9 +119,14 @@ def _bound(arms: Sequence[ArmResult]) -> Iterator[str]:
         return
     mean, p10 = _gains(top, bound)
     yield (
-        f"The best arm, {top.name}, is {mean:.2f} points of mean coverage and {p10:.2f} points "
-        f"of p10 away from {BOUND}, the perfect layout at no cost."
+        f"The best arm, {top.name}, is {_plain(mean)} points of mean coverage and {_plain(p10)} "
+        f"points of p10 away from {BOUND}, the perfect layout at no cost."
     )
+
+
+def _plain(points: float) -> str:
+    # Adding zero turns a negative zero into zero.
+    return f"{round(points, 2) + 0.0:.2f}"
 
 
 def _kernels(arms: Sequence[ArmResult]) -> Iterator[str]:

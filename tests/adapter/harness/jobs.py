@@ -9,6 +9,7 @@ from typing import Any
 
 from harness.cases import CASES, Case
 from harness.injections import POINTS
+from harness.pages import PAGE, transcripts
 
 LONG = os.environ.get("KVDEFRAG_ADAPTER_LONG") == "1"
 
@@ -134,6 +135,64 @@ def _recorded() -> dict[str, dict[str, Any]]:
     return found
 
 
+# Nothing moves but what is asked for, and decode leaves much to be moved.
+ASKED = {
+    "relocation": {"mode": "on_demand", "bytes_per_step": "64KiB"},
+    "placement": {"reservation": False},
+}
+COMPACTIONS: list[tuple[int, dict[str, Any]]] = [
+    (20, {"action": "compact", "dry_run": True}),
+    (21, {"action": "compact", "how": "evacuate", "dry_run": True}),
+    (22, {"action": "compact", "how": "lower", "dry_run": True}),
+    (23, {"action": "compact", "how": "gather", "request": "any", "dry_run": True}),
+    (30, {"action": "compact"}),
+    (40, {"action": "compact", "how": "evacuate"}),
+    (50, {"action": "compact", "how": "lower", "rows": 40}),
+    (60, {"action": "compact", "how": "gather", "request": "any"}),
+    (65, {"action": "compact", "how": "gather", "request": "nobody"}),
+]
+STEERING: list[tuple[int, dict[str, Any]]] = [
+    (36, {"action": "pause"}),
+    (46, {"action": "compact"}),
+    (47, {"action": "compact", "dry_run": True}),
+    (56, {"action": "resume"}),
+    (66, {"action": "reload", "settings": {"relocation": {"tenure_interval": 0}}}),
+    (67, {"action": "reload", "settings": {"placement": {"free_list": "fifo"}}}),
+    (68, {"action": "explode"}),
+    (76, {"action": "reload", "settings": {"relocation": {"mode": "off"}}, "after_steps": 7}),
+]
+RECORDING: list[tuple[int, dict[str, Any]]] = [(25, {"action": "record", "seconds": 0.5})]
+COMMANDED_CASES = ["llama-retract", "llama-retract-overlap", "mla-retract-overlap"]
+
+
+def _commanded() -> dict[str, dict[str, Any]]:
+    threshold = {"relocation": {"mode": "threshold", "tenure_interval": 1, "backoff_max_shift": 0}}
+    moving = threshold | {"placement": {"reservation": False}}
+    found: dict[str, dict[str, Any]] = {}
+    for case in COMMANDED_CASES:
+        shared = {"kind": "command", "case": case}
+        found[f"{case}, compactions"] = shared | {"settings": ASKED, "script": COMPACTIONS}
+        found[f"{case}, steering"] = shared | {"settings": moving, "script": STEERING}
+    shared = {"kind": "command", "case": "llama-retract-overlap", "script": RECORDING}
+    found["recording"] = shared | {"settings": ASKED}
+    found["recording of moves"] = shared | {"settings": moving}
+    return found
+
+
+# A server in which there is something to be moved, and nothing moves by itself.
+OPERATED = {
+    "KVDEFRAG_CONTROL__ENABLED": "true",
+    "KVDEFRAG_PLACEMENT__RESERVATION": "false",
+    "KVDEFRAG_RELOCATION__MODE": "on_demand",
+    "KVDEFRAG_OBSERVE__LOG_INTERVAL": "5",
+}
+
+
+def documented_commands() -> list[str]:
+    """Return the commands on the page on operation that a live server is needed for."""
+    return [command for command, _ in transcripts(PAGE.read_text(encoding="utf-8"), "server")]
+
+
 def oversights() -> list[tuple[str, str, bool, str | None]]:
     """Return the plants that this version is tried with."""
     return OVERSIGHTS + (ONLY_OLD if VERSION == "0.5.17" else ONLY_NEW)
@@ -189,6 +248,11 @@ def jobs() -> dict[str, Job]:
         "idle": Job({name: _idle(name) for name in IDLE}),
         "recorded": Job(_recorded()),
         "refused": Job(_refused()),
+        "operated": Job(
+            {"documented": {"kind": "operate", "commands": documented_commands()}},
+            variables=OPERATED,
+        ),
+        "commanded": Job(_commanded(), variables={"KVDEFRAG_CONTROL__ENABLED": "true"}),
         "lockstep": Job(
             {
                 lockstep_key(discipline, overlap, pool): {

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from kvdefrag.core import holders
 from kvdefrag.core.host_two_ended import HostTwoEndedFreeList
-from kvdefrag.sglang.compat import compat, owners_of
+from kvdefrag.sglang.census import owners_of
+from kvdefrag.sglang.compat import compat
 
 Plant = Callable[[Any], AbstractContextManager[Any]]
 Buffers = Callable[[Sequence[Tensor]], Sequence[Tensor]]

@@ -154,7 +154,8 @@ class Run:
         attachment.step = watched
 
     def _disturb(self, seed: int) -> None:
-        from kvdefrag.sglang.compat import compat, owners_of
+        from kvdefrag.sglang.census import owners_of
+        from kvdefrag.sglang.compat import compat
 
         defragmenter, names = self.attachment.defragmenter, compat()
         generations = self.scheduler.req_to_token_pool.req_generation

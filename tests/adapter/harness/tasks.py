@@ -147,3 +147,32 @@ def lockstep(task: dict[str, Any], models: Path) -> dict[str, Any]:
         "evicted": totals.evicted_tokens,
         "hits": totals.hit_tokens,
     }
+
+
+def command(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Serve a case while commands come in; `script` holds iteration and command."""
+    from harness.commanded import Commanded, replayed
+
+    with TemporaryDirectory() as folder:
+        control = {"control": {"enabled": True, "events_dir": Path(folder)}}
+        with settings(control | task.get("settings", {})):
+            run = Run(BY_NAME[task["case"]], models, chaos=task.get("chaos"))
+        try:
+            served = Commanded(run, task["script"]).serve()
+            logs = [c["path"] for c in served["control"]["commands"] if "path" in c]
+            return served | {"logs": [replayed(Path(log)) for log in logs]}
+        finally:
+            run.engine.close()
+
+
+def operate(task: dict[str, Any], models: Path) -> dict[str, Any]:
+    """Run commands against a whole server under load; return what each prints."""
+    from harness import served
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for file, content in served.FILES.items():
+            (folder / file).write_text(content)
+        with served.server(models, folder / "server.log") as url, served.load(url):
+            ran = [served.run(command, url, folder) for command in task["commands"]]
+            return {"ran": ran, "states": served.states(url)}

@@ -19,7 +19,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from kvdefrag.sglang.compat import Compat, compat, owners_of, requests_of
+from kvdefrag.sglang.census import owners_of
+from kvdefrag.sglang.compat import Compat, compat, requests_of
 
 
 class WatchError(AssertionError):

@@ -1,0 +1,1 @@
+"""Looking at a live server and steering it, from outside its processes."""
