@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from faults import FAULTS
-from harness.chaos import ChaosPolicy
+from harness.chaos import disturb
 from harness.engine import Engine, generate
 from harness.settings import settings
 from loads import Ask, load
@@ -79,7 +79,7 @@ class Worker:
         if spec.get("delay_us"):
             self._delay(float(spec["delay_us"]))
         if self.attachment is not None and spec.get("chaos") is not None:
-            _disturb(self.scheduler, self.attachment, int(spec["chaos"]))
+            disturb(self.scheduler, self.attachment, int(spec["chaos"]))
         if fault is not None:
             fault.plant(self)
         self._timer = StepTimer(self.attachment, strict=bool(spec.get("strict")))
@@ -228,23 +228,6 @@ def _attention(scheduler: Any) -> list[Any]:
     from kvdefrag.sglang.attention_hooks import backends_of
 
     return [backend.kvdefrag_state() for backend in backends_of(scheduler)]
-
-
-def _disturb(scheduler: Any, attachment: Any, seed: int) -> None:
-    from kvdefrag.sglang.census import owners_of
-    from kvdefrag.sglang.compat import compat
-
-    defragmenter, names = attachment.defragmenter, compat()
-    generations = scheduler.req_to_token_pool.req_generation
-
-    def rows() -> list[tuple[int, int]]:
-        numbers = sorted(k.row for k, _ in owners_of(scheduler, names))
-        return [(row, int(generations[row])) for row in numbers]
-
-    old = defragmenter._policy
-    defragmenter._policy = ChaosPolicy(
-        defragmenter.config, row_bytes=old._row_bytes, payback=old._payback, seed=seed, rows=rows
-    )
 
 
 def _do_without_deep_gemm() -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness.jobs import RECORDED, RECORDED_SPECULATION
@@ -151,3 +152,30 @@ def test_data_parallel_ranks_have_a_file_each() -> None:
 
     assert _of_rank(Path("/a/log.jsonl.gz"), 2) == Path("/a/dp2-log.jsonl.gz")
     assert _of_rank(Path("/a/log.jsonl.gz"), None) == Path("/a/log.jsonl.gz")
+
+
+def test_a_prefix_that_comes_back_after_a_flush_is_recorded_again(tmp_path: Path) -> None:
+    from kvdefrag.core.view import EngineView
+    from kvdefrag.sglang.recorder import Facts
+
+    def ints(*numbers: int) -> np.ndarray:
+        return np.array(numbers, dtype=np.int64)
+
+    def view(step: int, *rows: int) -> EngineView:
+        four = np.full(len(rows), 4, dtype=np.int64)
+        return EngineView(step, table, ints(*rows), four // 4, four, four, four)
+
+    table = torch.zeros((4, 64), dtype=torch.int32)
+    made = recorder(tmp_path / "log.jsonl")
+    facts = Facts(time_s=0.0, ran="", tokens=0, cached=0, counts={})
+    for number, slots in enumerate(([1, 2, 3, 4], [21, 22, 23, 24])):
+        table[2, :4] = torch.tensor(slots)
+        made.step(view(2 * number, 2), facts)
+        made.step(view(2 * number + 1), facts)
+        made.record(ev.Cleared())
+    made.close()
+
+    shared = [
+        e.slots.tolist() for e in EventLog(tmp_path / "log.jsonl") if isinstance(e, ev.Shared)
+    ]
+    assert shared == [[1, 2, 3, 4], [21, 22, 23, 24]]

@@ -652,3 +652,27 @@ def test_late_news_do_not_drain_the_cache(delay: int):
     # 800 tokens were decoded; each text has 75 and more.
     assert texts > 50
     assert texts - len(cached) <= 800 // 75 + 5
+
+
+@pytest.mark.parametrize(("pages", "sorts"), [(2, 0), (1, 1)])
+def test_decode_sorts_the_list_only_while_rows_may_lack_pages(pages: int, sorts: int):
+    # Two rows decode; one slot has come back, and so many whole pages are known to be free.
+    table = torch.zeros((3, 32), dtype=torch.int32)
+    alloc = SlotAllocator(31, page=4, table=table, reservation=True, reorder_interval=1)
+    wanted = want(Kind.DECODE, (1, 0, 1), (2, 0, 1))
+    slots = alloc.alloc_for(wanted)
+    assert slots is not None
+    table[1:, 0] = slots.int()
+    rest = alloc.alloc(alloc.available_size())
+    assert rest is not None
+    whole = rest[rest % 4 == 0][-pages:]
+    alloc.free((whole[:, None] + torch.arange(4)).flatten())
+    assert alloc.count_whole_pages() == pages
+    alloc.free(torch.tensor([1]))
+    assert alloc.two_ended is not None
+    calls, reorder = [], alloc.two_ended.reorder
+    alloc.two_ended.reorder = lambda: (calls.append(1), reorder())[1]
+
+    assert alloc.alloc_for(want(Kind.DECODE, (1, 1, 1), (2, 1, 1))) is not None
+
+    assert len(calls) == sorts

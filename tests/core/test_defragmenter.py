@@ -428,3 +428,15 @@ def test_without_a_trigger_nothing_is_measured() -> None:
     engine = engine_of()
     use(engine, "gather")
     assert engine.compact().coverage is None
+
+
+def test_after_a_clear_nobody_has_ended_whose_row_is_given_out_again() -> None:
+    engine = engine_of()
+    use(engine, "tenure")
+    engine.compact()
+    engine.defragmenter.clear()
+    engine.generation += 1
+
+    engine.compact()
+
+    assert engine.defragmenter._lifetimes.remaining() is None

@@ -476,3 +476,21 @@ def test_rows_follow_allocations_and_steps() -> None:
     assert rows.committed_len.tolist() == [0, 3, 6, 0]
     assert rows.allocated_len.tolist() == [0, 3, 10, 0]
     assert rows.live_rows().tolist() == [1]
+
+
+@pytest.mark.parametrize("after", [ev.Cleared(), ev.Resized(60)])
+def test_after_a_clear_a_row_of_the_same_generation_is_another_request(after: Event) -> None:
+    # SGLang 0.5.17 counts generations from 0 again when its cache is flushed.
+    log, table = Kept(), torch.zeros((4, 16), dtype=torch.int32)
+    recorder = StepRecorder(log, 4)
+    table[2, :6] = torch.arange(1, 7)
+    recorder.record(ev.Allocated(Kind.EXTEND, ints(2), ints(0), ints(6), ints(1, 2, 3, 4, 5, 6)))
+    step(recorder, view(table, (2, 1, 6, 6, 6)))
+    step(recorder, view(table))
+    recorder.record(after)
+    table[2, :6] = torch.tensor([21, 22, 23, 24, 31, 32])
+    recorder.record(ev.Allocated(Kind.EXTEND, ints(2), ints(4), ints(2), ints(31, 32)))
+
+    step(recorder, view(table, (2, 1, 4, 6, 6)))
+
+    assert told(log)[-2] == ("Shared", 2, 0, [21, 22, 23, 24])

@@ -151,13 +151,11 @@ def test_a_row_whose_tokens_the_engine_cut_is_estranged_though_nothing_is_reserv
 
 
 def test_a_group_is_not_finished_beyond_the_end_of_its_row():
-    # Ten tokens a row: a group that began at 7 would end at 11.
-    book = Reservations(torch.zeros((4, 10), dtype=torch.int32), 16)
-    book.note_singles(ints(1, 2), ints(7, 6), np.array([True, True]))
-    assert book.to_group_end(ints(1), ints(9)).tolist() == [0]
-    wide = Reservations(torch.zeros((4, 40), dtype=torch.int32), 16)
-    wide.note_singles(ints(1), ints(7), np.array([True]))
-    assert wide.to_group_end(ints(1), ints(21)).tolist() == [2]
+    # A group that began at 7 ends at 23.
+    for width, rest in ((22, 0), (23, 2)):
+        book = Reservations(torch.zeros((4, width), dtype=torch.int32), 16)
+        book.note_singles(ints(1), ints(7), np.array([True]))
+        assert book.to_group_end(ints(1), ints(21)).tolist() == [rest]
 
 
 @pytest.mark.parametrize("met", [False, True])

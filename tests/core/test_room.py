@@ -100,7 +100,7 @@ def test_it_stops_once_nothing_is_left_to_evict():
 def test_rounds_are_bounded(monkeypatch: pytest.MonkeyPatch):
     # A cache that gives one slot a call, each of which seems to complete another page.
     pool = Pool([[slot] for slot in range(1, 16)])
-    whole = iter(range(100))
+    whole = (number // 2 for number in range(1, 100))
     monkeypatch.setattr(pool.alloc, "count_whole_pages", lambda: next(whole))
 
     def one_piece(count: int) -> None:
@@ -110,6 +110,18 @@ def test_rounds_are_bounded(monkeypatch: pytest.MonkeyPatch):
     make_room(pool.alloc, want(Kind.EXTEND, (1, 0, 28)), one_piece)
 
     assert len(pool.asked) == 1 + 4  # once for the slots, and four rounds for pages
+
+
+def test_while_pages_are_known_to_be_there_the_list_is_not_sorted(monkeypatch: pytest.MonkeyPatch):
+    pool = Pool([])
+    pool.alloc.free(torch.tensor([4, 5, 6, 7]))
+    assert pool.alloc.count_whole_pages() == 1
+    pool.alloc.free(torch.tensor([1]))
+    monkeypatch.setattr(pool.alloc, "count_whole_pages", lambda: pytest.fail("sorted"))
+
+    make_room(pool.alloc, want(Kind.DECODE, (1, 0, 1)), pool.evict_until)
+
+    assert pool.asked == []
 
 
 def test_a_decode_step_evicts_for_the_page_that_a_row_begins():

@@ -202,3 +202,16 @@ def test_what_no_layout_can_cover_does_not_count_against_a_request():
     short = view_of(table, [0], [3])
     tracker.measure(short)
     assert (tracker.coverage(short), tracker.packed(short)) == (0.0, 1.0)
+
+
+def test_news_of_a_request_that_has_left_are_not_those_of_its_row(table: torch.Tensor):
+    tracker = Tracker(4, page=4)
+    before = view_of(table, [1, 2], [10, 6], generations=[0, 0])
+    tracker.observe(before)
+    after = view_of(table, [1, 2], [10, 6], generations=[1, 0])
+    tracker.observe(after)
+
+    tracker.learn_late(before, torch.tensor([[3, 3], [8, 4]]))
+
+    # Row 1 is another request's: only row 2 counts.
+    assert tracker.coverage(after) == 4 / 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from kvdefrag.config import Config
 from kvdefrag.core.payback import PayBack
@@ -64,3 +65,23 @@ class ChaosPolicy(Policy):
 
     def moved(self, step: int, rows: int) -> None:
         pass
+
+
+def disturb(scheduler: Any, attachment: Any, seed: int) -> ChaosPolicy:
+    """Let a policy that decides at random take the place of an attachment's; return it."""
+    from kvdefrag.sglang.census import owners_of
+    from kvdefrag.sglang.compat import compat
+
+    defragmenter, names = attachment.defragmenter, compat()
+    generations = scheduler.req_to_token_pool.req_generation
+
+    def rows() -> list[tuple[int, int]]:
+        numbers = sorted(k.row for k, _ in owners_of(scheduler, names))
+        return [(row, int(generations[row])) for row in numbers]
+
+    old = defragmenter._policy
+    policy = ChaosPolicy(
+        defragmenter.config, row_bytes=old._row_bytes, payback=old._payback, seed=seed, rows=rows
+    )
+    defragmenter._policy = policy
+    return policy

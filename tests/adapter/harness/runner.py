@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import patch
 
 from harness.cases import Case
-from harness.chaos import ChaosPolicy
+from harness.chaos import ChaosPolicy, disturb
 from harness.engine import Engine, generate
 from harness.movers import recording
 from harness.watch import Codebook, Watch
@@ -56,7 +56,7 @@ class Run:
         self.policy: ChaosPolicy | None = None
         self.watch = self._watch(models) if watched else None
         if self.attachment is not None and chaos is not None:
-            self._disturb(chaos)
+            self.policy = disturb(self.scheduler, self.attachment, chaos)
         prepare(self)
         if self.watch is not None and self.attachment is not None:
             self._step_watched()
@@ -152,24 +152,3 @@ class Run:
             watch.after()
 
         attachment.step = watched
-
-    def _disturb(self, seed: int) -> None:
-        from kvdefrag.sglang.census import owners_of
-        from kvdefrag.sglang.compat import compat
-
-        defragmenter, names = self.attachment.defragmenter, compat()
-        generations = self.scheduler.req_to_token_pool.req_generation
-
-        def rows() -> list[tuple[int, int]]:
-            numbers = sorted(k.row for k, _ in owners_of(self.scheduler, names))
-            return [(row, int(generations[row])) for row in numbers]
-
-        old = defragmenter._policy
-        self.policy = ChaosPolicy(
-            defragmenter.config,
-            row_bytes=old._row_bytes,
-            payback=old._payback,
-            seed=seed,
-            rows=rows,
-        )
-        defragmenter._policy = self.policy
