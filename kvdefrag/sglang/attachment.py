@@ -117,9 +117,7 @@ class Attachment:
         """
         self._let_news_arrive()
         if self.error is not None:
-            with suppress(Exception):
-                # Placement goes on, and would never hear of the pages it has.
-                self.readback.advance()
+            self._hear()
             return
         began = perf_counter()
         if self.recording is not None:
@@ -162,6 +160,13 @@ class Attachment:
         if self.control is not None:
             self.control.fault(error)
         self.telemetry.fault()
+
+    def _hear(self) -> None:
+        # Placement goes on after a fault, and would never hear of the pages it has.
+        try:
+            self.readback.advance()
+        except Exception:
+            logger.exception("kvdefrag: a late result is passed over; relocation is off already")
 
     def _let_news_arrive(self) -> None:
         # Late results count on the engine waiting for each step's own; without a batch it waits

@@ -47,6 +47,20 @@ def test_after_a_fault_news_still_arrive_and_nothing_piles_up() -> None:
     assert attachment.readback.pending == 1
 
 
+def test_after_a_fault_a_result_that_raises_is_said_and_the_next_ones_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    attachment, heard = attached(idle=False), list[int]()
+    attachment.error = "RuntimeError: ours"
+    attachment.readback.submit(torch.tensor(1), lambda value: 1 // (value - 1))
+    attachment.readback.submit(torch.tensor(2), heard.append)
+    for _ in range(4):
+        attachment.step()
+
+    assert heard == [2]
+    assert "a late result is passed over" in caplog.text
+
+
 def test_after_a_fault_no_row_goes_on_with_single_slots() -> None:
     attachment = attached(idle=False)
     attachment.allocator.core = SimpleNamespace(whole_groups=True)
