@@ -80,6 +80,7 @@ class Server:
                 text: str = answer.read().decode()
                 return text
         except urllib.error.HTTPError as error:
+            error.close()  # it is an answer, and holds its socket
             raise ServerError(f"{self.url}{path}: {_refused(error.code)}") from error
         except (urllib.error.URLError, OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
